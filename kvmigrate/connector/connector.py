@@ -1,0 +1,272 @@
+"""The vLLM connector: vLLM's interface on one side, the two halves on the other.
+
+vLLM builds one instance with role SCHEDULER in the engine core and one with role WORKER in every worker process
+(vllm/distributed/kv_transfer/kv_connector/v1/base.py, vLLM 0.32). This file only translates; the decisions are in
+`scheduler.py`, the copies in `worker.py`. An engine that cannot take part (see `identity.refusal`) is served by the
+same class doing nothing: it says so once in the log and to the node, and goes on.
+"""
+
+import logging
+import os
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvmigrate.connector import identity
+from kvmigrate.connector.metadata import BlockSave, LoadJob
+from kvmigrate.connector.mirror import PoolMirror
+from kvmigrate.connector.regions import map_blocks
+from kvmigrate.connector.reports import LinkReports, PoolFeed
+from kvmigrate.connector.scheduler import SchedulerHalf
+from kvmigrate.connector.slots import PoolSlots
+from kvmigrate.connector.worker import WorkerHalf
+from kvmigrate.errors import LocalError
+from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint
+from kvmigrate.link import Hello, LinkClient
+from kvmigrate.link.messages import Role
+
+logger = logging.getLogger("vllm.grapevine")
+
+LINK_OPTION = "link"
+"""Key in `kv_connector_extra_config`: path of the node's Unix socket."""
+
+warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+# torch warns about every tensor over read-only memory; the load thread's map is read-only on purpose.
+
+
+@dataclass(slots=True)
+class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM ships no types for its base class
+    """Loads to start and saves to make in one engine step; vLLM pickles it from the engine core to every worker."""
+
+    loads: list[LoadJob] = field(default_factory=list)
+    saves: list[BlockSave] = field(default_factory=list)
+
+
+class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ships no types for its base class
+    """Loads KV blocks from the node's pool and saves finished blocks into it."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._why_not = identity.refusal(vllm_config, kv_cache_config)
+        self._link_path = str((self._kv_transfer_config.kv_connector_extra_config or {}).get(LINK_OPTION, ""))
+        if not self._link_path:
+            self._why_not = f"kv_connector_extra_config has no {LINK_OPTION!r}: the node that owns the pool is unknown"
+        self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._block_size = identity.block_size_of(vllm_config, kv_cache_config)
+        self._scheduler: _SchedulerSide | None = None
+        self._worker: _WorkerSide | None = None
+        if self._why_not and role == KVConnectorRole.SCHEDULER:
+            logger.warning("KV migration is off for this engine: %s. It serves without.", self._why_not)
+        if role == KVConnectorRole.SCHEDULER and self._link_path:
+            self._scheduler = _SchedulerSide(self._link_path, self._block_size, self._ranks, self._why_not)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a lost save is a later cache miss, so preempted requests need no special care."""
+        return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Pages must be contiguous runs of bytes; MLA has a layout of its own."""
+        return None if vllm_config.model_config.use_mla else "LBHNC"
+
+    # --- scheduler half -------------------------------------------------------------------------------------------
+
+    def on_new_request(self, request: Any) -> None:
+        """See SchedulerHalf.on_new_request."""
+        if self._scheduler is not None:
+            self._scheduler.half.on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """See SchedulerHalf.matched."""
+        if self._scheduler is None or self._why_not:
+            return 0, False
+        self._scheduler.feed.poll()
+        return self._scheduler.half.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """See SchedulerHalf.allocated."""
+        if self._scheduler is not None and num_external_tokens > 0:
+            (block_ids,) = blocks.get_block_ids()
+            self._scheduler.half.allocated(request, block_ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        """See SchedulerHalf.plan_step."""
+        plan = StepPlan()
+        side = self._scheduler
+        if side is None:
+            return plan
+        side.feed.poll()
+        state = scheduler_output.kv_connector_block_state
+
+        def block_ids_of(request_id: str) -> list[int] | None:
+            groups = state.get_block_ids(request_id)
+            return None if groups is None else groups[0]
+
+        plan.loads, plan.saves = side.half.plan_step(scheduler_output.num_scheduled_tokens, block_ids_of)
+        if self._why_not:
+            plan.saves = []
+        side.reports.load(side.half.running, side.half.waiting, self._kv_use())
+        return plan
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """One step has been executed."""
+        if self._scheduler is not None:
+            self._scheduler.half.step_done()
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """See SchedulerHalf.finished. Blocks are free at once: saves were copied in the step that made them."""
+        if self._scheduler is not None:
+            half = self._scheduler.half
+            half.finished(request)
+            self._scheduler.reports.load(half.running, half.waiting, self._kv_use())
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        """Weights or cache were reset: what the pool holds is no longer this model's."""
+        if self._scheduler is None:
+            return None
+        return self._scheduler.reset()
+
+    def _kv_use(self) -> float:
+        return float(self._kv_cache_manager.usage) if self._kv_cache_manager is not None else 0.0
+
+    # --- worker half ----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Map paged memory and connect to the node."""
+        if not self._link_path:
+            return
+        self._worker = _WorkerSide.create(self, kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Queue this step's loads."""
+        if self._worker is not None and self._worker.half is not None:
+            self._worker.half.start_loads(self._plan().loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to do: loads are asynchronous and whole."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Nothing to do: blocks are saved whole, after the forward pass."""
+
+    def wait_for_save(self) -> None:
+        """Copy the blocks that this step completed into the pool."""
+        if self._worker is not None:
+            self._worker.slots.poll()
+            if self._worker.half is not None:
+                self._worker.half.save(self._plan().saves)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that ended since the last step, good or bad."""
+        results = KVConnectorTransferResults()
+        if self._worker is not None and self._worker.half is not None:
+            results.finished_recving = self._worker.half.take_finished()
+        return results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Paged blocks of those loads that must be recomputed."""
+        if self._worker is None or self._worker.half is None:
+            return set()
+        return self._worker.half.take_failed()
+
+    def shutdown(self) -> None:
+        """Stop the load thread and close the links."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.link.close()
+
+    def _plan(self) -> StepPlan:
+        plan = self._get_connector_metadata()
+        return plan if isinstance(plan, StepPlan) else StepPlan()
+
+
+class _SchedulerSide:
+    """The scheduler half with its link."""
+
+    def __init__(self, link_path: str, block_size: int, ranks: int, why_not: str) -> None:
+        hello = Hello(
+            role=Role.SCHEDULER,
+            rank=0,
+            ranks=ranks,
+            pid=os.getpid(),
+            fingerprint=NO_FINGERPRINT,
+            block_bytes=0,
+            block_size=block_size,
+            supported=not why_not,
+            why=why_not,
+        )
+        self.link = LinkClient(link_path, lambda: hello)
+        self.reports = LinkReports(self.link, time.monotonic)
+        mirror = PoolMirror(ranks)
+        self.half = SchedulerHalf(block_size=block_size, mirror=mirror, reports=self.reports, clock=time.monotonic)
+        self.feed = PoolFeed(self.link, mirror, on_saved=self.half.confirm_saved, on_lost=self.half.forget_pool)
+        self.feed.poll()
+
+    def reset(self) -> bool:
+        """Ask the node to drop the pool's contents. False when it could not be told."""
+        self.half.forget_pool()
+        return False
+
+
+class _WorkerSide:
+    """The worker half with its link; `half` is None when this engine does not take part."""
+
+    def __init__(self, slots: PoolSlots, half: WorkerHalf | None) -> None:
+        self.slots = slots
+        self.half = half
+        slots.poll()
+
+    @classmethod
+    def create(cls, connector: GrapevineConnector, kv_caches: dict[str, torch.Tensor]) -> "_WorkerSide":
+        """Map the memory, take the fingerprint, connect."""
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        why_not = connector._why_not
+        rank = int(get_tensor_model_parallel_rank())
+        memory = None
+        fingerprint = Fingerprint()
+        if not why_not:
+            config = connector._kv_cache_config
+            try:
+                memory = map_blocks(kv_caches, config.kv_cache_tensors, config.num_blocks)
+                fingerprint = identity.fingerprint_of(connector._vllm_config, config, memory, next(iter(kv_caches)))
+            except LocalError as error:
+                why_not = str(error)
+                logger.warning("KV migration is off for this engine: %s. It serves without.", why_not)
+        if fingerprint.missing and not why_not:
+            logger.warning("KV blocks are not shared: %s unknown", ", ".join(fingerprint.missing))
+        hello = Hello(
+            role=Role.WORKER,
+            rank=rank,
+            ranks=connector._ranks,
+            pid=os.getpid(),
+            fingerprint=fingerprint.digest(),
+            block_bytes=memory.block_bytes if memory is not None else 0,
+            block_size=connector._block_size,
+            supported=not why_not,
+            why=why_not,
+            fields=fingerprint.to_fields(),
+        )
+        slots = PoolSlots(LinkClient(connector._link_path, lambda: hello), rank, hello.block_bytes)
+        half = None if memory is None else WorkerHalf(memory, slots, rank, time.monotonic)
+        return cls(slots, half)
+
+    def close(self) -> None:
+        """Stop the load thread, then the link."""
+        if self.half is not None:
+            self.half.close()
+        self.slots.close()

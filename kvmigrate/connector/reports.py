@@ -1,0 +1,94 @@
+"""Sends what the scheduler half sees to the node, and keeps its mirror of the pool up to date."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from kvmigrate.connector.mirror import PoolMirror
+from kvmigrate.link import (
+    Add,
+    Clear,
+    Disconnected,
+    Drop,
+    Filled,
+    Finished,
+    LinkClient,
+    Load,
+    Message,
+    Pool,
+    Prefilled,
+    Started,
+)
+
+logger = logging.getLogger("vllm.grapevine")
+
+LOAD_INTERVAL_S = 0.1
+"""Load reports at most this often; the node gossips a row every 200 ms."""
+
+
+class LinkReports:
+    """Implements `scheduler.Reports` over the link. A report that the link refuses is lost: reports are hints."""
+
+    def __init__(self, link: LinkClient, clock: Callable[[], float]) -> None:
+        self._link = link
+        self._clock = clock
+        self._load_due = 0.0
+
+    def started(self, rid: str, prompt_tokens: int, local_tokens: int, external_tokens: int) -> None:
+        """Report that a request was scheduled, and what it found cached (tokens)."""
+        self._link.send(Started(rid, prompt_tokens, local_tokens, external_tokens))
+
+    def prefilled(self, rid: str, seconds: float) -> None:
+        """Report that a prompt is computed."""
+        self._link.send(Prefilled(rid, seconds))
+
+    def filled(self, rid: str, hashes: Sequence[bytes], tokens: int) -> None:
+        """Report the full blocks of a request from block 0."""
+        self._link.send(Filled(rid, tuple(bytes(block_hash) for block_hash in hashes), tokens))
+
+    def finished(self, rid: str) -> None:
+        """Report that a request left the engine."""
+        self._link.send(Finished(rid))
+
+    def load(self, running: int, waiting: int, kv_use: float) -> None:
+        """Report the engine's load, at most every LOAD_INTERVAL_S."""
+        now = self._clock()
+        if now >= self._load_due or running == 0:
+            self._load_due = now + LOAD_INTERVAL_S
+            self._link.send(Load(running, waiting, kv_use))
+
+
+class PoolFeed:
+    """Applies the node's messages to the mirror. `on_saved` hears of new blocks, `on_lost` of a dropped pool."""
+
+    def __init__(
+        self,
+        link: LinkClient,
+        mirror: PoolMirror,
+        *,
+        on_saved: Callable[[list[bytes]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self._mirror = mirror
+        self._on_saved = on_saved
+        self._on_lost = on_lost
+
+    def poll(self) -> None:
+        """Take what the node has sent; returns at once."""
+        for message in self._link.poll():
+            self._handle(message)
+
+    def _handle(self, message: Message | Disconnected) -> None:
+        match message:
+            case Add():
+                self._mirror.add(message.items)
+                self._on_saved([item.block_hash for item in message.items])
+            case Drop():
+                self._mirror.drop(message.hashes)
+            case Pool() | Clear():
+                self._on_lost()
+            case Disconnected():
+                logger.warning("no link to the node (%s); serving without the KV pool until it is back", message.why)
+                self._on_lost()
+            case _:
+                pass
