@@ -1,0 +1,117 @@
+"""Nodes and engines die; the others go on, and what comes back is the same node again."""
+
+import asyncio
+import signal
+import time
+
+import psutil
+from localcluster import ENGINE_START_LIMIT_S
+
+from tests.e2e.client import Client, prose, until
+
+QUIET_S = 12.0
+"""How long clients keep asking after the kill: longer than a death may stay unnoticed."""
+
+
+def engine_processes(node_pid: int) -> list[psutil.Process]:
+    return psutil.Process(node_pid).children(recursive=True)
+
+
+async def test_killing_a_node_costs_only_what_it_was_running_and_it_comes_back_under_its_name(client: Client) -> None:
+    victim = client.cluster["blue"]
+    assert victim.process is not None
+    engines = engine_processes(victim.process.pid)
+    assert len(engines) >= 3
+    boot = (await client.member("red", "blue") or {})["incarnation"]
+    killed_at = float("inf")
+    failures: list[str] = []
+    answered = {"red": 0, "green": 0}
+
+    async def keep_asking(entry: str) -> None:
+        number = 0
+        while time.monotonic() < killed_at + QUIET_S:
+            number += 1
+            sent = time.monotonic()
+            try:
+                reply = await client.complete(entry, f"{prose(number, 8)} {entry}", max_tokens=4)
+                failed = "" if reply.status == 200 and not reply.error else f"{reply.status} {reply.error}"
+                on_victim = reply.target == "blue"
+            except OSError as error:
+                failed, on_victim = repr(error), False
+            if failed and not (on_victim and sent <= killed_at):
+                failures.append(f"{entry} request {number}, sent {sent - killed_at:+.2f} s: {failed}")
+            answered[entry] += not failed
+
+    async def seen_dead() -> bool:
+        views = [await client.member(entry, "blue") for entry in ("red", "green")]
+        return all(view is None or view["state"] == "dead" for view in views)
+
+    clients = [asyncio.create_task(keep_asking(entry)) for entry in answered]
+    await until(lambda: done(min(answered.values()) >= 3), 60, "clients are being answered")
+    killed_at = time.monotonic()
+    victim.kill(signal.SIGKILL)
+    took = await until(seen_dead, 10, "both others show the killed node dead")
+    print(f"dead in both views after {took:.1f} s")
+    await asyncio.gather(*clients)
+    assert failures == []
+    assert min(answered.values()) >= 6
+
+    _, alive = psutil.wait_procs(engines, timeout=20)
+    assert alive == [], "engine processes outlived their node"
+
+    await client.cluster.start("blue")
+    await until(lambda: is_back(client, boot), ENGINE_START_LIMIT_S, "the killed node serves again")
+    reply = await client.complete("red", "Hello", headers={"x-grapevine-force-target": "blue"})
+    assert (reply.status, reply.target) == (200, "blue")
+
+
+async def done(value: bool) -> bool:
+    return value
+
+
+async def is_back(client: Client, boot: int) -> bool:
+    member = await client.member("red", "blue")
+    return bool(member and member["state"] == "alive" and member["incarnation"] > boot and member["load"]["ready"])
+
+
+async def test_a_crashed_engine_is_restarted_while_its_node_answers_and_its_pool_stays_warm(client: Client) -> None:
+    node = client.cluster["green"]
+    assert node.process is not None
+    prompt = prose(7, 900)
+    here = {"x-grapevine-force-target": "green", "x-grapevine-no-pull": "1"}
+    first = await client.complete("green", prompt, headers=here)
+    core = next(p for p in engine_processes(node.process.pid) if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+    core.kill()
+
+    async def restarting() -> bool:
+        member = await client.member("red", "green")
+        return bool(member and member["state"] == "alive" and not member["load"]["ready"])
+
+    async def ready() -> bool:
+        member = await client.member("red", "green")
+        return bool(member and member["load"]["ready"])
+
+    await until(restarting, 60, "the crash shows in the state")
+    reply = await client.complete("green", "The capital of France is", max_tokens=4)
+    assert reply.status == 200
+    assert reply.target != "green"
+    await until(ready, ENGINE_START_LIMIT_S, "the engine is restarted")
+    hits = await client.metric("green", "vllm:external_prefix_cache_hits_total")
+    again = await client.complete("green", prompt, headers=here)
+    assert again.text == first.text
+    assert await client.metric("green", "vllm:external_prefix_cache_hits_total") > hits, "the pool was not warm"
+
+
+async def test_a_node_that_is_stopped_leaves_at_once_and_leaves_nothing_behind(client: Client) -> None:
+    node = client.cluster["blue"]
+    assert node.process is not None
+    engines = engine_processes(node.process.pid)
+    await node.stop()
+    assert node.process.returncode == 0
+    assert [process for process in engines if process.is_running()] == []
+
+    async def gone() -> bool:
+        member = await client.member("red", "blue")
+        return member is None or member["state"] == "left"
+
+    assert await until(gone, 3, "the others hear that the node left") < 3
