@@ -19,6 +19,8 @@ ENGINE_START_LIMIT_S = 420.0
 """Three engines that start together on two cores need 100-150 s; slower machines get three times that."""
 STOP_LIMIT_S = 45.0
 POLL_S = 0.5
+GRAPEVINE = str(Path(sys.executable).with_name("grapevine"))
+"""The command that a user types, of the environment that this runs in."""
 
 State = Mapping[str, object]
 Progress = Callable[[str, str], None]
@@ -61,7 +63,7 @@ class LocalNode:
     async def start(self, join: Sequence[str], engine_args: Sequence[str]) -> None:
         """Start the process; returns at once, readiness is awaited elsewhere."""
         command = [
-            sys.executable, "-m", "node", "start",
+            GRAPEVINE, "start",
             "--name", self.name, "--port", str(self.port), "--gossip-port", str(self.gossip_port),
             *(part for seed in join for part in ("--join", seed)),
             *self.args, "--", *engine_args,

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from localcluster import ClusterFailed, LocalCluster, free_port
-from node.model_store import ensure_default_model
+from localcluster import GRAPEVINE, ClusterFailed, LocalCluster, free_port
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+
+from node.model_store import ensure_default_model
 
 MODEL = "SmolLM2-135M-Instruct"
 NAMES = ("red", "green", "blue")
@@ -135,7 +136,7 @@ class Tour:
     async def state(self) -> None:
         """The table that `grapevine state` prints."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "node", "state", "--node", self._cluster["blue"].url,
+            GRAPEVINE, "state", "--node", self._cluster["blue"].url,
             stdout=asyncio.subprocess.PIPE, env={"COLUMNS": str(console.width), "TERM": "dumb"},
         )  # fmt: skip
         output, _ = await asyncio.wait_for(process.communicate(), ANSWER_LIMIT_S)

@@ -3,11 +3,10 @@
 import asyncio
 import json
 import subprocess
-import sys
 
 import openai
 import pytest
-from localcluster import LocalCluster
+from localcluster import GRAPEVINE, LocalCluster
 from openai import AsyncOpenAI
 
 from tests.e2e.client import MODEL, NAMES, Client, events, prose, until
@@ -105,7 +104,7 @@ async def test_every_node_lists_all_three_with_vectors_younger_than_two_seconds(
 
 
 async def test_the_command_line_shows_the_same_state(cluster: LocalCluster) -> None:
-    command = [sys.executable, "-m", "node", "state", "--json", "--node", cluster["green"].url]
+    command = [GRAPEVINE, "state", "--json", "--node", cluster["green"].url]
     run = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=True)
     assert {member["name"] for member in json.loads(run.stdout)["members"]} == set(NAMES)
 

@@ -1,0 +1,53 @@
+"""Membership, load rows and slow state of a cluster without a centre.
+
+`GossipAgent` is the asyncio shell for real sockets; `Endpoint` is the same protocol without IO, for the simulator.
+"""
+
+from gossip.agent import GossipAgent, parse_seed
+from gossip.config import GossipConfig
+from gossip.endpoint import Endpoint
+from gossip.errors import (
+    GossipBindError,
+    GossipError,
+    InvariantError,
+    LocalError,
+    RemoteError,
+    WrongClusterError,
+)
+from gossip.events import (
+    GossipEvent,
+    IncarnationRaised,
+    MemberChanged,
+    NameConflict,
+    RowReceived,
+    RowView,
+    SlowChanged,
+    SlowReset,
+)
+from gossip.identity import Address, Identity
+from gossip.member import MemberState, MemberView
+
+__all__ = [
+    "Address",
+    "Endpoint",
+    "GossipAgent",
+    "GossipBindError",
+    "GossipConfig",
+    "GossipError",
+    "GossipEvent",
+    "Identity",
+    "IncarnationRaised",
+    "InvariantError",
+    "LocalError",
+    "MemberChanged",
+    "MemberState",
+    "MemberView",
+    "NameConflict",
+    "RemoteError",
+    "RowReceived",
+    "RowView",
+    "SlowChanged",
+    "SlowReset",
+    "WrongClusterError",
+    "parse_seed",
+]

@@ -1,0 +1,352 @@
+"""The asyncio shell: sockets, timers and tasks around one `Endpoint`. No protocol rule lives here.
+
+Every call and callback runs in one event loop. Incoming and outgoing streams are bounded in number and each has a
+deadline. Works on uvloop and on asyncio's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gossip import actions as io
+from gossip.config import GossipConfig
+from gossip.endpoint import Endpoint
+from gossip.errors import GossipBindError, LocalError, RemoteError
+from gossip.events import GossipEvent, RowView
+from gossip.framing import read_frame, write_frame
+from gossip.identity import Address, Identity, is_ip_literal
+from gossip.member import MemberView
+from gossip.sockets import bind_pair
+
+#: What a stream may fail with that is the peer's or the network's doing.
+_STREAM_ERRORS = (OSError, EOFError, TimeoutError, RemoteError)
+
+
+class GossipAgent:
+    """One node's gossip on real sockets.
+
+    `listener` is called in the loop, once per event, and must not block. `bind_host` is where to listen if that is not
+    `identity.host`, such as `0.0.0.0`. `rng` is for tests.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: GossipConfig,
+        *,
+        listener: Callable[[GossipEvent], None],
+        rng: random.Random | None = None,
+        bind_host: str | None = None,
+    ) -> None:
+        self._identity = identity
+        self._config = config
+        self._listener = listener
+        self._rng = rng or random.Random()
+        self._bind_host = bind_host
+        self._endpoint: Endpoint | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._transport: asyncio.DatagramTransport | None = None
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._incoming: dict[int, asyncio.Future[bytes | None]] = {}
+        self._streams = 0
+        self._closed = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bind UDP and TCP and begin.
+
+        :raises GossipBindError: the port is taken, the address is not ours, or the host name does not resolve.
+        :raises LocalError: started before, or `identity.host` is a wildcard.
+        """
+        if self._endpoint is not None or self._closed:
+            raise LocalError("an agent starts once")
+        self._loop = asyncio.get_running_loop()
+        host = await self._resolve(self._identity.host)
+        if not is_ip_literal(host):
+            raise LocalError(f"{host}: peers need an address to reach us at, not the wildcard")
+        bind_host = await self._resolve(self._bind_host) if self._bind_host is not None else host
+        datagrams, stream = bind_pair(bind_host, self._identity.port)
+        self._identity = replace(self._identity, host=host, port=datagrams.getsockname()[1])
+        try:
+            await self._listen(self._loop, datagrams, stream)
+        except BaseException:
+            datagrams.close()
+            stream.close()
+            raise
+        self._feed(io.Started())
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop, datagrams: socket.socket, stream: socket.socket) -> None:
+        # The endpoint first: a peer may speak before the second transport is up.
+        self._endpoint = Endpoint(self._identity, self._config, self._rng)
+        self._transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
+        self._server = await asyncio.start_server(self._serve, sock=stream)
+
+    async def _resolve(self, host: str) -> str:
+        assert self._loop is not None
+        try:
+            found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            raise GossipBindError(f"gossip host {host} does not resolve: {error.strerror or error}") from error
+        # IPv4 first: a name such as localhost means 127.0.0.1 to whoever else writes it.
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        return str(found[0][4][0])
+
+    async def leave(self) -> None:
+        """Tell the peers that this node goes, within `leave_timeout_s` seconds. `close()` is still to be called."""
+        if self._endpoint is None or self._closed or self._endpoint.leaving:
+            return
+        self._feed(io.LeaveRequested())
+        peers = any(m.state.is_up for m in self._endpoint.membership)
+        if not peers:
+            return
+        until = time.monotonic() + self._config.leave_timeout_s
+        # The goodbye goes out with the next gossip ticks; when it has been repeated often enough, it leaves the queue.
+        while self._identity.name in self._endpoint.membership.broadcasts:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.sleep(min(left, self._config.gossip_interval_s / 2))
+
+    async def close(self) -> None:
+        """Release sockets and tasks; peers notice as with a crash unless `leave()` came before. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.close()
+        if self._server is not None:
+            self._server.close()
+        for waiter in self._incoming.values():
+            if not waiter.done():
+                waiter.set_result(None)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    # --- use ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """Who we are, with the resolved host, the real port, and the incarnation as raised."""
+        return self._endpoint.identity if self._endpoint is not None else self._identity
+
+    @property
+    def address(self) -> Address:
+        """Host and real port that peers reach us at."""
+        return self.identity.address
+
+    def add_seeds(self, seeds: Iterable[str]) -> None:
+        """Dial these `host:port` now, and again for ever while nobody there is a member.
+
+        :raises LocalError: a seed is not `host:port` (an IPv6 address in brackets).
+        """
+        self._feed(io.SeedsAdded(tuple(parse_seed(seed) for seed in seeds)))
+
+    def set_row(self, payload: bytes) -> None:
+        """Set our load row; it is pushed at the next gossip tick. :raises LocalError: above `max_row_bytes`."""
+        self._feed(io.RowSet(payload))
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a key of our slow state. :raises LocalError: too large, or too many keys."""
+        self._feed(io.KeyPut(key, value))
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key of our slow state; an unknown one is fine."""
+        self._feed(io.KeyDeleted(key))
+
+    def members(self) -> list[MemberView]:
+        """Everybody we know, ourselves first. The dead are in it until they are forgotten."""
+        return self._running().members(time.monotonic())
+
+    def member(self, name: str) -> MemberView | None:
+        """One member."""
+        return self._running().member(name, time.monotonic())
+
+    def row(self, name: str) -> RowView | None:
+        """The latest load row of a node, with its age now."""
+        return self._running().row(name, time.monotonic())
+
+    def slow(self, name: str) -> Mapping[bytes, bytes]:
+        """A node's slow state: a read-only view that follows it; empty for a stranger."""
+        return self._running().slow_of(name)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the whole view as plain JSON types."""
+        return self._running().snapshot(time.monotonic())
+
+    def validate(self) -> None:
+        """Check every invariant. :raises InvariantError: a bug of ours."""
+        self._running().validate()
+
+    def _running(self) -> Endpoint:
+        if self._endpoint is None:
+            raise LocalError("the agent is not started")
+        return self._endpoint
+
+    # --- the pump -----------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: io.Input) -> None:
+        endpoint = self._running()
+        if not self._closed:
+            self._perform(endpoint.handle(event, time.monotonic()))
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at = None
+        if self._endpoint is not None and not self._closed:
+            self._perform(self._endpoint.handle_timeout(time.monotonic()))
+
+    def _perform(self, actions: list[io.Action]) -> None:
+        for action in actions:
+            match action:
+                case io.SendDatagram():
+                    self._send(action)
+                case io.Notify():
+                    self._tell(action.event)
+                case io.OpenStream():
+                    self._spawn(self._dial(action))
+                case io.ReplyStream():
+                    self._answer(action.stream, action.data)
+                case io.CloseStream():
+                    self._answer(action.stream, None)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._endpoint is None or self._loop is None or self._closed:
+            return
+        at = self._endpoint.next_deadline()
+        if at == self._timer_at and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = at
+        if at is not None:
+            self._timer = self._loop.call_later(max(0.0, at - time.monotonic()), self._on_timer)
+
+    def _send(self, action: io.SendDatagram) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            self._transport.sendto(action.data, action.to)
+        except (OSError, ValueError):
+            # An address family that this socket does not speak, no route: a lost datagram like any other.
+            return
+
+    def _tell(self, event: GossipEvent) -> None:
+        try:
+            self._listener(event)
+        except Exception as error:  # a listener's bug must not stop the node from answering pings
+            assert self._loop is not None
+            self._loop.call_exception_handler({"message": "gossip listener failed", "exception": error})
+
+    def datagram(self, data: bytes, source: Any) -> None:
+        """Called by the transport."""
+        if self._endpoint is not None:
+            self._feed(io.DatagramReceived((str(source[0]), int(source[1])), data))
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _dial(self, action: io.OpenStream) -> None:
+        try:
+            async with asyncio.timeout(action.timeout_s):
+                reply = await _exchange(action.to, action.data)
+        except _STREAM_ERRORS as error:
+            self._feed(io.StreamFailed(action.session, type(error).__name__))
+        else:
+            self._feed(io.StreamReplied(action.session, reply))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One incoming stream: one frame in, one frame out."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            if not self._closed and len(self._incoming) < self._config.max_sessions:
+                self._streams += 1
+                await self._serve_one(self._streams, reader, writer)
+        except _STREAM_ERRORS:
+            pass  # the peer's loss; it dials again
+        finally:
+            await _finish(writer)
+
+    async def _serve_one(self, stream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._incoming[stream] = answer
+        try:
+            async with asyncio.timeout(self._config.session_timeout_s):
+                data = await read_frame(reader)
+                source = writer.get_extra_info("peername") or ("", 0)
+                self._feed(io.StreamRequested(stream, (str(source[0]), int(source[1])), data))
+                reply = await answer
+                if reply is not None:
+                    await write_frame(writer, reply)
+        finally:
+            del self._incoming[stream]
+
+    def _answer(self, stream: int, data: bytes | None) -> None:
+        waiter = self._incoming.get(stream)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(data)
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """Hands datagrams to the agent. Errors on a UDP socket are losses: the prober notices what matters."""
+
+    def __init__(self, agent: GossipAgent) -> None:
+        self._agent = agent
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self._agent.datagram(data, addr)
+
+    def error_received(self, exc: Exception) -> None:
+        pass
+
+
+async def _exchange(to: Address, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(*to)
+    try:
+        await write_frame(writer, data)
+        return await read_frame(reader)
+    finally:
+        await _finish(writer)
+
+
+async def _finish(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        await writer.wait_closed()
+    except OSError:
+        return  # closed by the other side in its own way
+
+
+def parse_seed(seed: str) -> Address:
+    """Split `host:port` or `[v6]:port`. :raises LocalError: it is neither."""
+    host, colon, port = seed.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise LocalError(f"seed {seed!r}: expected host:port, an IPv6 address in brackets")
+    return (host, int(port))

@@ -1,0 +1,283 @@
+"""Bytes to messages and back.
+
+Promise: whatever the bytes, `decode_packet` either returns a packet whose every field is within the protocol's limits,
+or raises `RemoteError` (`WrongClusterError` for another cluster's label) and nothing else. A fuzz test holds it to it.
+
+A packet is the version byte followed by the msgpack array `[label, sender, incarnation, [part, ...]]`; a part is
+`[kind, field, ...]`. Kinds that we do not know and fields beyond those that we know are skipped, so that a later
+version may add some. Maps and extension types are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgpack
+
+from gossip import limits
+from gossip.errors import RemoteError, WrongClusterError
+from gossip.identity import is_ip_literal
+from gossip.member import MemberState
+from gossip.messages import (
+    Ack,
+    Alive,
+    Dead,
+    Left,
+    MemberRecord,
+    Nack,
+    Packet,
+    Part,
+    Ping,
+    PingRequest,
+    PushPull,
+    Row,
+    SlowDelta,
+    SlowDigest,
+    SlowMark,
+    SlowPull,
+    Suspect,
+)
+
+_VERSION: Final = bytes([limits.PROTOCOL_VERSION])
+_STATES: Final = (MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
+_STATE_NUMBER: Final = {state: number for number, state in enumerate(_STATES)}
+_U32: Final = 1 << 32
+
+_pack: Final[Callable[[Any], bytes]] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+# --- encode -----------------------------------------------------------------------------------------------------------
+
+
+def _delta_fields(part: SlowDelta) -> list[Any]:
+    # One flat list, versions relative to the base: about half the bytes of a list of triples.
+    flat: list[Any] = []
+    for key, value, version in part.entries:
+        flat += (key, value, version - part.base)
+    return [11, part.name, part.boot, part.base, part.upto, part.latest, part.floor, flat]
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
+    Ping: lambda p: [1, p.seq, p.target],
+    Ack: lambda p: [2, p.seq, p.name],
+    PingRequest: lambda p: [3, p.seq, p.target, p.host, p.port],
+    Nack: lambda p: [4, p.seq],
+    Alive: lambda p: [5, p.name, p.incarnation, p.host, p.port, p.meta],
+    Suspect: lambda p: [6, p.name, p.incarnation, p.accuser],
+    Dead: lambda p: [7, p.name, p.incarnation, p.accuser],
+    Left: lambda p: [8, p.name, p.incarnation],
+    Row: lambda p: [9, p.name, p.boot, p.seq, p.age_ms, p.payload],
+    SlowDigest: lambda p: [10, [x for m in p.marks for x in (m.name, m.boot, m.version)]],
+    SlowDelta: _delta_fields,
+    SlowPull: lambda p: [12, p.name, p.boot, p.base, p.floor],
+    PushPull: lambda p: [
+        13,
+        [[m.name, m.incarnation, m.host, m.port, m.meta, _STATE_NUMBER[m.state], m.slow_version] for m in p.members],
+    ],
+}
+
+
+def encode_part(part: Part) -> bytes:
+    """Encode one part; it can be put into any number of packets."""
+    return _pack(_ENCODERS[type(part)](part))
+
+
+class PacketBuilder:
+    """Fills one packet up to a budget, part by part."""
+
+    #: Room for the header of the array of parts.
+    _ARRAY_HEADER: Final = 3
+
+    def __init__(self, cluster: str, sender: str, incarnation: int, budget: int) -> None:
+        self._head = _VERSION + b"\x94" + _pack(cluster) + _pack(sender) + _pack(incarnation)
+        self._parts: list[bytes] = []
+        self._room = budget - len(self._head) - self._ARRAY_HEADER
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def room(self) -> int:
+        """Bytes left for parts."""
+        return self._room
+
+    def add(self, encoded: bytes) -> bool:
+        """Append an encoded part if it fits; says whether it did."""
+        if len(encoded) > self._room or len(self._parts) >= limits.MAX_PARTS:
+            return False
+        self._parts.append(encoded)
+        self._room -= len(encoded)
+        return True
+
+    def build(self) -> bytes:
+        """Give the packet's bytes."""
+        count = len(self._parts)
+        header = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
+        return self._head + header + b"".join(self._parts)
+
+
+def encode_packet(cluster: str, packet: Packet) -> bytes:
+    """Encode a whole packet without a budget: for streams and tests."""
+    builder = PacketBuilder(cluster, packet.sender, packet.incarnation, limits.MAX_FRAME_BYTES)
+    for part in packet.parts:
+        if not builder.add(encode_part(part)):
+            raise RemoteError("packet too large")
+    return builder.build()
+
+
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+
+def _int(value: Any, below: int, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < below:
+        raise RemoteError("a number is out of range")
+    return value
+
+
+def _name(value: Any) -> str:
+    if type(value) is not str or not limits.NAME_PATTERN.match(value):
+        raise RemoteError("not a node name")
+    return value
+
+
+def _host(value: Any) -> str:
+    if type(value) is not str or len(value) > limits.MAX_NAME_BYTES or not is_ip_literal(value):
+        raise RemoteError("not an IP address")
+    return value
+
+
+def _bytes(value: Any, most: int) -> bytes:
+    if type(value) is not bytes or len(value) > most:
+        raise RemoteError("not bytes, or too many")
+    return value
+
+
+def _list(value: Any, most: int) -> list[Any]:
+    if type(value) is not list or len(value) > most:
+        raise RemoteError("not a list, or too long")
+    return value
+
+
+def _boot(value: Any) -> int:
+    return _int(value, limits.MAX_BOOT, 1)
+
+
+def _incarnation(value: Any) -> int:
+    return _int(value, limits.MAX_INCARNATION, 1)
+
+
+def _counter(value: Any) -> int:
+    return _int(value, limits.MAX_COUNTER)
+
+
+def _port(value: Any) -> int:
+    return _int(value, 65536, 1)
+
+
+def _record(f: Any) -> MemberRecord:
+    f = _list(f, 16)
+    return MemberRecord(
+        _name(f[0]),
+        _incarnation(f[1]),
+        _host(f[2]),
+        _port(f[3]),
+        _bytes(f[4], limits.MAX_META_BYTES),
+        _STATES[_int(f[5], len(_STATES))],
+        _counter(f[6]),
+    )
+
+
+def _digest(f: Sequence[Any]) -> SlowDigest:
+    flat = _list(f[1], 3 * limits.MAX_MARKS)
+    if len(flat) % 3:
+        raise RemoteError("a digest comes in threes")
+    triples = zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    return SlowDigest(tuple(SlowMark(_name(n), _boot(b), _counter(v)) for n, b, v in triples))
+
+
+def _delta(f: Sequence[Any]) -> SlowDelta:
+    name, boot = _name(f[1]), _boot(f[2])
+    base, upto, latest, floor = (_counter(f[i]) for i in (3, 4, 5, 6))
+    flat = _list(f[7], 3 * limits.MAX_DELTA_ENTRIES)
+    if len(flat) % 3 or not base <= upto <= latest:
+        raise RemoteError("a delta that does not add up")
+    entries: list[tuple[bytes, bytes | None, int]] = []
+    last = base
+    for key, value, step in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+        version = base + _counter(step)
+        if not last < version <= upto:
+            raise RemoteError("versions of a delta must rise")
+        last = version
+        checked = None if value is None else _bytes(value, limits.MAX_VALUE_BYTES)
+        entries.append((_bytes(key, limits.MAX_KEY_BYTES), checked, version))
+    return SlowDelta(name, boot, base, upto, latest, floor, tuple(entries))
+
+
+_DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
+    1: lambda f: Ping(_int(f[1], _U32), _name(f[2])),
+    2: lambda f: Ack(_int(f[1], _U32), _name(f[2])),
+    3: lambda f: PingRequest(_int(f[1], _U32), _name(f[2]), _host(f[3]), _port(f[4])),
+    4: lambda f: Nack(_int(f[1], _U32)),
+    5: lambda f: Alive(_name(f[1]), _incarnation(f[2]), _host(f[3]), _port(f[4]), _bytes(f[5], limits.MAX_META_BYTES)),
+    6: lambda f: Suspect(_name(f[1]), _incarnation(f[2]), _name(f[3])),
+    7: lambda f: Dead(_name(f[1]), _incarnation(f[2]), _name(f[3])),
+    8: lambda f: Left(_name(f[1]), _incarnation(f[2])),
+    9: lambda f: Row(
+        _name(f[1]),
+        _boot(f[2]),
+        _counter(f[3]),
+        _int(f[4], limits.MAX_AGE_MS),
+        _bytes(f[5], limits.MAX_ROW_BYTES),
+    ),
+    10: _digest,
+    11: _delta,
+    12: lambda f: SlowPull(_name(f[1]), _boot(f[2]), _counter(f[3]), _counter(f[4])),
+    13: lambda f: PushPull(tuple(_record(r) for r in _list(f[1], limits.MAX_RECORDS))),
+}
+
+
+def _refuse_extension(_code: int, _data: bytes) -> Any:
+    raise ValueError("extension types are not part of the protocol")
+
+
+def _unpack(data: bytes) -> list[Any]:
+    try:
+        raw = msgpack.unpackb(
+            memoryview(data)[1:],
+            raw=False,
+            use_list=True,
+            max_map_len=0,
+            max_ext_len=0,
+            ext_hook=_refuse_extension,
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise RemoteError("not msgpack") from error
+    return _list(raw, 16)
+
+
+def _parts(raw: Any) -> tuple[Part, ...]:
+    parts = []
+    for item in _list(raw, limits.MAX_PARTS):
+        fields = _list(item, 64)
+        if fields and (decoder := _DECODERS.get(_int(fields[0], 256))):
+            parts.append(decoder(fields))
+    return tuple(parts)
+
+
+def decode_packet(data: bytes, cluster: str, most_bytes: int) -> Packet:
+    """Decode one datagram or frame.
+
+    :raises WrongClusterError: it carries another label than `cluster`.
+    :raises RemoteError: anything else that is wrong with it.
+    """
+    if not data or len(data) > most_bytes:
+        raise RemoteError("empty or too long")
+    if data[0] != limits.PROTOCOL_VERSION:
+        raise RemoteError(f"protocol version {data[0]}")
+    top = _unpack(data)
+    try:
+        if _name(top[0]) != cluster:
+            raise WrongClusterError(f"cluster {top[0]}")
+        return Packet(_name(top[1]), _incarnation(top[2]), _parts(top[3]))
+    except IndexError as error:
+        raise RemoteError("a field is missing") from error

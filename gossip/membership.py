@@ -1,0 +1,370 @@
+"""Who is in the cluster: the member table and every rule by which it changes.
+
+Rules
+1. Only a higher incarnation brings back the dead; a suspect too is cleared by nothing else.
+2. The highest incarnation counts, whatever kind of message it came in: a member that is dead stays dead, but at the
+   higher incarnation, so that a late `Alive` in between cannot resurrect it.
+3. An accusation against ourselves, at or above our incarnation, is refuted by moving above it.
+4. A death report about a member that we hold for alive is checked (short suspicion, probe at once) before we believe
+   it. One about a suspect is believed: we had the time to hear the refutation.
+5. The same name at another address is a restart if its boot counter is higher. Otherwise it is a conflict: the holder
+   stays, both hear of it, and it is reported.
+6. A new name at a known address puts the old tenant under probe at once; its answer, by the new name, settles it.
+7. A suspect is told of the accusation directly and first, so that it can refute before the rumour spreads.
+8. The dead and the departed are kept for `dead_keep_s`, then forgotten entirely; a report of the death of somebody
+   unknown never creates a member.
+
+What else changes with this file: `checks.py` states the invariants, `exchange.py` feeds whole tables through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from gossip.broadcast import BroadcastQueue, retransmits
+from gossip.codec import PacketBuilder
+from gossip.events import IncarnationRaised, MemberChanged, NameConflict
+from gossip.health import LocalHealth
+from gossip.hub import Hub
+from gossip.identity import Address
+from gossip.incarnation import above, boot_of
+from gossip.limits import MAX_BOOT
+from gossip.member import Member, MemberState
+from gossip.messages import Alive, Dead, Left, Rumour, Suspect
+from gossip.rtt import RoundTrips
+from gossip.suspicion import Suspicion, confirmations_wanted, suspicion_min_s
+from gossip.timers import Timer
+
+#: Seconds between two reports of the same name conflict.
+CONFLICT_REPORT_S = 5.0
+#: Names in conflict that are remembered for pacing the reports.
+MAX_CONFLICTS = 64
+
+
+class Observer(Protocol):
+    """A plane that keeps something per member and has to follow its fate."""
+
+    def member_up(self, member: Member, now: float) -> None:
+        """The member is new, back from the dead, or in a new boot (after `member_down` in that case)."""
+
+    def member_down(self, member: Member, now: float) -> None:
+        """The member died, left, or its boot ended; what it owned is void."""
+
+    def member_doubted(self, member: Member, now: float) -> None:
+        """There is a reason to probe this member at once."""
+
+
+class Membership:
+    """The table. All times are monotonic seconds."""
+
+    def __init__(self, hub: Hub, health: LocalHealth, rtts: RoundTrips) -> None:
+        self._hub = hub
+        self._health = health
+        self._rtts = rtts
+        self._members: dict[str, Member] = {}
+        self._tenants: dict[Address, str] = {}
+        self._conflicts: dict[str, float] = {}
+        #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
+        self._superseded = False
+        self.broadcasts = BroadcastQueue()
+        self.observers: list[Observer] = []
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def get(self, name: str) -> Member | None:
+        """Give another node's record, dead ones included."""
+        return self._members.get(name)
+
+    def up(self, name: str) -> Member | None:
+        """Give another node's record if it is alive or suspect."""
+        member = self._members.get(name)
+        return member if member is not None and member.state.is_up else None
+
+    def tenant(self, address: Address) -> Member | None:
+        """Who is up at that address."""
+        name = self._tenants.get(address)
+        return self.up(name) if name is not None else None
+
+    def size(self) -> int:
+        """Cluster size for the formulas: members that are up, and us."""
+        return 1 + sum(1 for m in self._members.values() if m.state.is_up)
+
+    def sample(self, count: int, now: float) -> list[Member]:
+        """Draw peers for one gossip tick: those up, and the dead of late, who may want to refute."""
+        until = self._hub.config.gossip_to_dead_s
+        pool = [m for m in self if m.state.is_up or (m.state is MemberState.DEAD and now - m.state_since < until)]
+        return pool if len(pool) <= count else self._hub.rng.sample(pool, count)
+
+    def fill(self, builder: PacketBuilder) -> None:
+        """Piggy-back rumours onto a packet."""
+        self.broadcasts.fill(builder, retransmits(self._hub.config.retransmit_mult, self.size()))
+
+    def rumour_about(self, member: Member) -> Rumour:
+        """Say what we believe about a member, as a rumour."""
+        if member.state is MemberState.ALIVE:
+            return Alive(member.name, member.incarnation, member.host, member.port, member.meta)
+        if member.suspicion is not None:
+            return Suspect(member.name, member.incarnation, member.suspicion.first_accuser)
+        if member.state is MemberState.LEFT:
+            return Left(member.name, member.incarnation)
+        return Dead(member.name, member.incarnation, self._hub.name)
+
+    # --- rumours ------------------------------------------------------------------------------------------------------
+
+    def apply(self, rumour: Rumour, now: float) -> None:
+        """Take one rumour into account."""
+        match rumour:
+            case Alive():
+                self._alive(rumour, now)
+            case Suspect():
+                self.suspect(rumour, now)
+            case Dead():
+                self._dead(rumour, now)
+            case Left():
+                self._left(rumour, now)
+
+    def _alive(self, rumour: Alive, now: float) -> None:
+        if rumour.name == self._hub.name:
+            self._own_alive(rumour, now)
+            return
+        member = self._members.get(rumour.name)
+        address = (rumour.host, rumour.port)
+        if member is None:
+            self._admit(rumour, now)
+        elif address == member.address:
+            if rumour.incarnation > member.incarnation:
+                self._accept(member, rumour, now)
+        elif boot_of(rumour.incarnation) > member.boot:
+            self._accept(member, rumour, now)
+        elif not member.state.is_up:
+            if rumour.incarnation > member.incarnation:
+                self._accept(member, rumour, now)
+        elif boot_of(rumour.incarnation) == member.boot:
+            self._report_conflict(rumour.name, address, now)
+            self._hub.send(address, Alive(member.name, member.incarnation, *member.address, member.meta))
+
+    def _admit(self, rumour: Alive, now: float) -> None:
+        if len(self._members) >= self._hub.config.max_members:
+            self._hub.counters["members_refused"] += 1
+            return
+        member = Member(rumour.name, rumour.incarnation, rumour.host, rumour.port, rumour.meta, MemberState.ALIVE, now)
+        self._members[rumour.name] = member
+        self._settle(member, now)
+        self.broadcasts.put(rumour)
+        self._notify(member, None, now)
+        for observer in self.observers:
+            observer.member_up(member, now)
+
+    def _accept(self, member: Member, rumour: Alive, now: float) -> None:
+        """A higher incarnation of a known member: refutation, restart, or return from the dead."""
+        previous, restarted = member.state, boot_of(rumour.incarnation) > member.boot
+        news = previous is not MemberState.ALIVE or restarted or rumour.meta != member.meta
+        if restarted and previous.is_up:
+            self._down(member, now)
+        if self._tenants.get(member.address) == member.name:
+            del self._tenants[member.address]
+        if member.address != (rumour.host, rumour.port) or restarted:
+            member.verified = False
+        member.incarnation, member.meta = rumour.incarnation, rumour.meta
+        member.host, member.port = rumour.host, rumour.port
+        self._enter(member, MemberState.ALIVE, now)
+        self._settle(member, now)
+        self.broadcasts.put(rumour)
+        if news:
+            self._notify(member, previous, now)
+        if restarted or not previous.is_up:
+            for observer in self.observers:
+                observer.member_up(member, now)
+
+    def _settle(self, member: Member, now: float) -> None:
+        """Enter a member as the tenant of its address (rule 6)."""
+        old = self.tenant(member.address)
+        self._tenants[member.address] = member.name
+        if old is not None and old is not member:
+            self._hub.counters["address_taken"] += 1
+            for observer in self.observers:
+                observer.member_doubted(old, now)
+
+    def suspect(self, rumour: Suspect, now: float, within_s: float | None = None) -> None:
+        """Start or confirm a suspicion; `within_s` caps its duration, in seconds."""
+        if rumour.name == self._hub.name:
+            self._accused(rumour.incarnation)
+            return
+        member = self._members.get(rumour.name)
+        if member is None or rumour.incarnation < member.incarnation:
+            return
+        if member.state is MemberState.ALIVE:
+            self._start_suspicion(member, rumour, now, within_s)
+            return
+        member.incarnation = rumour.incarnation  # rule 2, also for the dead
+        if member.suspicion is None:
+            return
+        if member.suspicion.confirm(rumour.accuser):
+            self.broadcasts.put(rumour)
+            self._hub.timers.set((Timer.SUSPICION, member.name), member.suspicion.deadline())
+
+    def _start_suspicion(self, member: Member, rumour: Suspect, now: float, within_s: float | None) -> None:
+        config, size = self._hub.config, self.size()
+        shortest = suspicion_min_s(config.suspicion_mult, size, config.probe_interval_s)
+        longest = shortest * config.suspicion_max_mult
+        wanted = confirmations_wanted(config.suspicion_mult, size)
+        if within_s is not None:
+            shortest, longest, wanted = within_s, within_s, 0
+        member.incarnation = rumour.incarnation
+        self._enter(member, MemberState.SUSPECT, now)
+        member.suspicion = Suspicion(now, shortest, longest, wanted, rumour.accuser)
+        self._hub.timers.set((Timer.SUSPICION, member.name), member.suspicion.deadline())
+        self._hub.counters["suspicions"] += 1
+        self.broadcasts.put(rumour)
+        self._hub.send(member.address, rumour)  # rule 7
+        self._notify(member, MemberState.ALIVE, now)
+
+    def suspicion_over(self, name: str, now: float) -> None:
+        """The timer of a suspicion ran out: nobody refuted it."""
+        member = self._members.get(name)
+        if member is not None and member.state is MemberState.SUSPECT:
+            self.bury(member, now)
+
+    def shift_suspicions(self, seconds: float) -> None:
+        """We were stopped for that long: running suspicions started later by as much. Their timers move with them."""
+        for member in self:
+            if member.suspicion is not None:
+                member.suspicion.started += seconds
+
+    def bury(self, member: Member, now: float) -> None:
+        """Hold a member for dead, on evidence of our own, and spread it."""
+        self._end(member, MemberState.DEAD, now)
+        self.broadcasts.put(Dead(member.name, member.incarnation, self._hub.name))
+
+    def _dead(self, rumour: Dead, now: float) -> None:
+        if rumour.name == self._hub.name:
+            self._accused(rumour.incarnation, final=True)
+            return
+        member = self._members.get(rumour.name)
+        if member is None or rumour.incarnation < member.incarnation:
+            return
+        if member.state is MemberState.ALIVE:
+            self.check_death(rumour, now)
+            return
+        raised = rumour.incarnation > member.incarnation
+        member.incarnation = rumour.incarnation
+        if member.state is MemberState.SUSPECT:
+            self._end(member, MemberState.DEAD, now)
+            self.broadcasts.put(rumour)
+        elif raised and member.state is MemberState.DEAD:
+            self.broadcasts.put(rumour)
+
+    def check_death(self, rumour: Dead, now: float) -> None:
+        """Doubt, but do not yet believe, that a member is dead (rule 4)."""
+        member = self.up(rumour.name)
+        if member is None:
+            return
+        within = self._health.scale(self._hub.config.probe_interval_s) * 2
+        self.suspect(Suspect(rumour.name, rumour.incarnation, rumour.accuser), now, within)
+        for observer in self.observers:
+            observer.member_doubted(member, now)
+
+    def _left(self, rumour: Left, now: float) -> None:
+        if rumour.name == self._hub.name:
+            self._accused(rumour.incarnation, final=True)
+            return
+        member = self._members.get(rumour.name)
+        if member is None or rumour.incarnation < member.incarnation:
+            return
+        if member.state is not MemberState.LEFT:
+            member.incarnation = rumour.incarnation
+            self._end(member, MemberState.LEFT, now)
+            self.broadcasts.put(rumour)
+
+    # --- ourselves ----------------------------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Spread our own record."""
+        self.broadcasts.put(self._hub.alive())
+
+    def depart(self) -> None:
+        """Spread that we leave."""
+        self._hub.leaving = True
+        self.broadcasts.put(Left(self._hub.name, self._hub.incarnation))
+
+    def _accused(self, incarnation: int, *, final: bool = False) -> None:
+        """Refute what is said against us (rule 3). `final`: it is a death or a departure, not a suspicion."""
+        hub = self._hub
+        if incarnation < hub.incarnation or hub.leaving:
+            return
+        if self._superseded:
+            if not final:
+                return  # it is the later boot that is suspected, and for it to refute
+            self._superseded = False
+        boot, higher = hub.boot, above(hub.incarnation, incarnation)
+        if boot_of(higher) >= MAX_BOOT:  # forged: no node gets there by itself, and there is nothing above it
+            hub.counters["unrefutable"] += 1
+            return
+        hub.raise_to(higher)
+        hub.counters["refutations"] += 1
+        if hub.boot == boot:
+            self._health.add(1)
+        else:
+            hub.notify(IncarnationRaised(hub.boot))
+        self.announce()
+
+    def _own_alive(self, rumour: Alive, now: float) -> None:
+        """Somebody says that we are alive: an echo, a former life of ours, or a namesake."""
+        hub, address = self._hub, (rumour.host, rumour.port)
+        if address == hub.identity.address:
+            if rumour.incarnation > hub.incarnation:
+                self._accused(rumour.incarnation)
+        elif boot_of(rumour.incarnation) >= hub.boot:
+            self._superseded = boot_of(rumour.incarnation) > hub.boot
+            self._report_conflict(rumour.name, address, now)
+
+    def _report_conflict(self, name: str, address: Address, now: float) -> None:
+        if now - self._conflicts.get(name, float("-inf")) < CONFLICT_REPORT_S:
+            return
+        self._conflicts.pop(name, None)
+        self._conflicts[name] = now
+        if len(self._conflicts) > MAX_CONFLICTS:
+            del self._conflicts[next(iter(self._conflicts))]
+        self._hub.counters["name_conflicts"] += 1
+        self._hub.notify(NameConflict(name, *address))
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def reap(self, now: float) -> None:
+        """Forget those who are dead or gone for long enough (rule 8)."""
+        keep = self._hub.config.dead_keep_s
+        for member in [m for m in self if not m.state.is_up and now - m.state_since >= keep]:
+            del self._members[member.name]
+            self.broadcasts.drop(member.name)
+
+    def _end(self, member: Member, state: MemberState, now: float) -> None:
+        previous = member.state
+        self._enter(member, state, now)
+        if self._tenants.get(member.address) == member.name:
+            del self._tenants[member.address]
+        if previous.is_up:
+            self._down(member, now)
+        self._notify(member, previous, now)
+
+    def _down(self, member: Member, now: float) -> None:
+        self._rtts.drop(member.name)
+        for observer in self.observers:
+            observer.member_down(member, now)
+
+    def _enter(self, member: Member, state: MemberState, now: float) -> None:
+        if member.suspicion is not None:
+            member.suspicion = None
+            self._hub.timers.cancel((Timer.SUSPICION, member.name))
+        if member.state is not state:
+            member.state, member.state_since = state, now
+
+    def _notify(self, member: Member, previous: MemberState | None, now: float) -> None:
+        view = member.view(now, self._rtts.get(member.name))
+        self._hub.notify(MemberChanged(view, previous))

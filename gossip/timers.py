@@ -1,0 +1,80 @@
+"""Named deadlines in one heap. Setting a name again moves it; cancelling is lazy."""
+
+from __future__ import annotations
+
+import enum
+import heapq
+
+
+class Timer(enum.IntEnum):
+    """What a deadline is for; with a name or number it makes the key."""
+
+    PROBE = 1  # the next round-robin probe
+    PROBE_DIRECT = 2  # (probe seq) direct ping unanswered: go indirect
+    PROBE_END = 3  # (probe seq) give up: suspect
+    RELAY = 4  # (relay seq) a ping on behalf of another: send the nack
+    SUSPICION = 5  # (name) declare dead
+    GOSSIP = 6
+    PUSH_PULL = 7
+    REDIAL = 8
+    REAP = 9
+    SESSION = 10  # (session) the shell owes us an answer
+
+
+Key = tuple[Timer, str | int]
+
+
+class Timers:
+    """A heap of (time, order, key) where only the latest setting of a key counts."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Key]] = []
+        self._live: dict[Key, tuple[float, int]] = {}
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def set(self, key: Key, at: float) -> None:
+        """Let `key` fire at `at`, and at no other time."""
+        self._order += 1
+        self._live[key] = (at, self._order)
+        heapq.heappush(self._heap, (at, self._order, key))
+        if len(self._heap) > 2 * len(self._live) + 64:
+            self._rebuild()
+
+    def cancel(self, key: Key) -> None:
+        """Forget `key`; unknown is fine."""
+        self._live.pop(key, None)
+
+    def at(self, key: Key) -> float | None:
+        """When `key` fires, or None."""
+        live = self._live.get(key)
+        return live[0] if live else None
+
+    def next_deadline(self) -> float | None:
+        """Give the earliest deadline, or None."""
+        self._skip_stale()
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now: float) -> Key | None:
+        """Take the earliest key that is due, or None."""
+        self._skip_stale()
+        if not self._heap or self._heap[0][0] > now:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        del self._live[key]
+        return key
+
+    def shift(self, seconds: float) -> None:
+        """Move every deadline later: for a process that was stopped and must not blame others for it."""
+        self._live = {key: (at + seconds, order) for key, (at, order) in self._live.items()}
+        self._rebuild()
+
+    def _skip_stale(self) -> None:
+        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][:2]:
+            heapq.heappop(self._heap)
+
+    def _rebuild(self) -> None:
+        self._heap = [(at, order, key) for key, (at, order) in self._live.items()]
+        heapq.heapify(self._heap)

@@ -1,0 +1,143 @@
+"""Fetch the blocks of a manifest over one connection into granted slots.
+
+The list is cut into windows. The next window is asked for before the current one has arrived, so the source never
+waits for us; each is granted its slots first, so what arrives always has a place. After the first bad or missing
+block nothing more is asked for or committed, and what is still under way is received and forgotten, which leaves the
+connection usable.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from . import wire
+from .errors import RemoteError
+from .pool import BlockPool
+from .pool_types import Slot
+from .transport import Deadline, Transport, unexpected
+
+#: Windows under way at a time.
+DEPTH: Final = 2
+_NUMBERS: Final = itertools.count(1)
+
+
+@dataclass(slots=True)
+class _Window:
+    entries: Sequence[wire.Entry]
+    slots: deque[Slot]
+
+
+class Fetching:
+    """Progress of one fetch. Not thread-safe."""
+
+    def __init__(self, pool: BlockPool, transport: Transport, entries: Sequence[wire.Entry], window_bytes: int) -> None:
+        self._pool = pool
+        self._transport = transport
+        self._writer = f"pull {next(_NUMBERS)}"  # grants are bounded for each fetch
+        self._ranks = pool.header.geometry.ranks
+        self._todo = _windows(entries, window_bytes)
+        self._under_way: deque[_Window] = deque()
+        self._stop: str | None = None
+        self._ranks_done = 0
+        self.blocks = 0  #: committed on all ranks
+        self.bytes = 0
+        self.corrupt: list[wire.Key] = []
+
+    def run(self, deadline: Deadline) -> str:
+        """Fetch everything; returns the name of the reason why it ended. Raises what `Transport` raises."""
+        while True:
+            while self._todo and len(self._under_way) < DEPTH and self._ask(deadline):
+                pass
+            if not self._under_way:
+                return self._stop or ("full" if self._todo else "complete")
+            self._receive(self._under_way[0], deadline)
+            self._give_back(self._under_way.popleft())
+
+    def give_back(self) -> None:
+        """Return the slots of windows that did not arrive."""
+        while self._under_way:
+            self._give_back(self._under_way.popleft())
+
+    def _ask(self, deadline: Deadline) -> bool:
+        """Ask for the next window, or the part of it that there are slots for. False: there is no slot now."""
+        entries = self._todo.popleft()
+        slots = self._pool.grant(len(entries), self._writer)
+        if len(slots) < len(entries):
+            self._todo.appendleft(entries[len(slots) :])
+            entries = entries[: len(slots)]
+        if not entries:
+            return False
+        self._under_way.append(_Window(entries, deque(slots)))
+        self._transport.send(wire.Fetch(tuple(wire.Key(e.block_hash, e.rank) for e in entries)), deadline)
+        return True
+
+    def _receive(self, window: _Window, deadline: Deadline) -> None:
+        for place, entry in enumerate(window.entries):
+            answer = self._transport.receive(deadline)
+            match answer:
+                case wire.BlockHeader() if answer.index == place:
+                    self._block(answer, entry, window.slots.popleft(), deadline)
+                case wire.Miss() if answer.index == place:
+                    self._end("gone")
+                    return
+                case wire.Busy() if place == 0:
+                    self._end("busy")
+                    return
+                case wire.Error():
+                    raise RemoteError(f"transfer: {answer.message}")
+                case _:
+                    raise unexpected(answer)
+
+    def _block(self, header: wire.BlockHeader, entry: wire.Entry, slot: Slot, deadline: Deadline) -> None:
+        target = self._pool.writable(slot) if self._stop is None else None
+        try:
+            if header.nbytes != entry.nbytes:
+                raise RemoteError("transfer: a block of another size than announced")
+            if target is None:
+                self._end("full")  # the pool was cleared; or it had ended before
+                self._transport.discard_data(header.nbytes, deadline)
+                return
+            digest = self._transport.receive_data(target[: header.nbytes], deadline)
+            if header.digest != entry.digest:
+                self._end("gone")  # stored again in the meantime, by another computation
+            elif digest != entry.digest:
+                self.corrupt.append(wire.Key(entry.block_hash, entry.rank))
+                self._end("corrupt")
+            else:
+                self._commit(slot, entry)
+        finally:
+            self._pool.abandon(slot)  # nothing happens after a commit
+
+    def _commit(self, slot: Slot, entry: wire.Entry) -> None:
+        if not self._pool.commit(slot, entry.block_hash, entry.rank, entry.nbytes, entry.digest):
+            return  # here already: the engine computed it meanwhile, or another pull was faster
+        self.bytes += entry.nbytes
+        self._ranks_done += 1
+        self.blocks = self._ranks_done // self._ranks
+
+    def _end(self, reason: str) -> None:
+        if self._stop is None:
+            self._stop = reason
+        self._todo.clear()
+
+    def _give_back(self, window: _Window) -> None:
+        while window.slots:
+            self._pool.abandon(window.slots.popleft())
+
+
+def _windows(entries: Sequence[wire.Entry], window_bytes: int) -> deque[Sequence[wire.Entry]]:
+    """Cut a list so that no window is larger than a FETCH may be, and few are larger than `window_bytes`."""
+    windows: deque[Sequence[wire.Entry]] = deque()
+    start = size = 0
+    for place, entry in enumerate(entries):
+        if place > start and (size + entry.nbytes > window_bytes or place - start == wire.MAX_FETCH):
+            windows.append(entries[start:place])
+            start, size = place, 0
+        size += entry.nbytes
+    if start < len(entries):
+        windows.append(entries[start:])
+    return windows

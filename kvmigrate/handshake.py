@@ -1,0 +1,91 @@
+"""Who is there: the handshake of a transfer connection, without I/O.
+
+Both sides prove that they hold the cluster key by an HMAC-SHA256 over both nonces, the cluster label and the puller's
+name. The two proofs carry different labels, so neither can be played back as the other. Without a key on either side
+the proofs are empty; a side with a key refuses one without. It authenticates the connection's opening and does not
+encrypt: whoever can change packets between the hosts can still take the connection over (TLS is the answer to that).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final
+
+from .errors import RemoteError
+from .wire import PROTOCOL_VERSION, Challenge, Error, Hello, Message, Proof, Welcome
+
+_SOURCE: Final = b"grapevine transfer source"
+_PULLER: Final = b"grapevine transfer puller"
+
+
+class PullerHandshake:
+    """The dialling side. `nonce`: NONCE_BYTES fresh random bytes."""
+
+    def __init__(self, cluster: str, name: str, secret: bytes | None, nonce: bytes) -> None:
+        self._secret = secret
+        self._hello = Hello(PROTOCOL_VERSION, cluster, name, nonce)
+        self.done = False
+
+    def start(self) -> Hello:
+        """Return the first message to send."""
+        return self._hello
+
+    def receive(self, message: Message) -> Proof | None:
+        """Take the source's message, return the answer to send if there is one; RemoteError = close."""
+        match message:
+            case Challenge():
+                expected = _proof(self._secret, _SOURCE, self._hello, message.nonce)
+                if not hmac.compare_digest(expected, message.proof):
+                    raise RemoteError("transfer: the source does not have our cluster key")
+                return Proof(_proof(self._secret, _PULLER, self._hello, message.nonce))
+            case Welcome():
+                self.done = True
+                return None
+            case Error():
+                raise RemoteError(f"transfer refused: {message.message}")
+            case _:
+                raise RemoteError("transfer: unexpected message in the handshake")
+
+
+class SourceHandshake:
+    """The accepting side. `nonce`: NONCE_BYTES fresh random bytes."""
+
+    def __init__(self, cluster: str, secret: bytes | None, nonce: bytes) -> None:
+        self._cluster = cluster
+        self._secret = secret
+        self._nonce = nonce
+        self._hello: Hello | None = None
+        self.done = False
+
+    @property
+    def peer(self) -> str:
+        """The puller's name, as it says."""
+        return self._hello.name if self._hello is not None else ""
+
+    def receive(self, message: Message) -> Message:
+        """Take the puller's message, return the answer. After an Error answer close; RemoteError = close."""
+        match message:
+            case Hello() if self._hello is None:
+                if message.cluster != self._cluster:
+                    return Error("cluster", f"this node is in cluster {self._cluster!r}")
+                self._hello = message
+                return Challenge(self._nonce, _proof(self._secret, _SOURCE, message, self._nonce))
+            case Proof() if self._hello is not None and not self.done:
+                expected = _proof(self._secret, _PULLER, self._hello, self._nonce)
+                if not hmac.compare_digest(expected, message.proof):
+                    return Error("auth", "wrong cluster key")
+                self.done = True
+                return Welcome()
+            case _:
+                raise RemoteError("transfer: unexpected message in the handshake")
+
+
+def _proof(secret: bytes | None, side: bytes, hello: Hello, source_nonce: bytes) -> bytes:
+    if secret is None:
+        return b""
+    mac = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in (side, hello.nonce, source_nonce, hello.cluster.encode(), hello.name.encode()):
+        mac.update(len(part).to_bytes(4, "big"))
+        mac.update(part)
+    return mac.digest()

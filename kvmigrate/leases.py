@@ -1,0 +1,114 @@
+"""Leases: while one is held, its slot is not reused. Each ends by itself, so nobody can hold the pool for ever.
+
+Not thread-safe, reads no clock: the pool calls it under its lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from .errors import InvariantError
+
+#: Longest time that one lease may be asked for, seconds. A holder that needs longer takes a new one.
+MAX_LEASE_S: Final = 60.0
+#: Slots that one peer may hold at a time: enough to keep a fast link busy, too few to pin a pool.
+MAX_LEASES_PER_PEER: Final = 64
+
+
+_K = TypeVar("_K")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A slot held for `peer` until `until` (monotonic seconds)."""
+
+    number: int
+    slot: int
+    generation: int
+    peer: str
+    until: float
+
+
+class LeaseBook:
+    """Who holds which slot until when."""
+
+    def __init__(self) -> None:
+        self._numbers = 0
+        self._live: dict[int, Lease] = {}
+        self._ends: list[tuple[float, int]] = []
+        self._by_slot: Counter[int] = Counter()
+        self._by_peer: Counter[str] = Counter()
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, slot: int) -> bool:
+        """Whether a slot is held; call `expire` first."""
+        return self._by_slot[slot] > 0
+
+    def slots(self) -> Iterator[int]:
+        """Slots that are held."""
+        return (slot for slot, held in self._by_slot.items() if held > 0)
+
+    def take(self, slot: int, generation: int, peer: str, until: float, now: float) -> Lease | None:
+        """Hold a slot; None when the peer's quota is used up."""
+        if self._by_peer[peer] >= MAX_LEASES_PER_PEER:
+            return None
+        self._numbers += 1
+        lease = Lease(self._numbers, slot, generation, peer, min(until, now + MAX_LEASE_S))
+        self._live[lease.number] = lease
+        heapq.heappush(self._ends, (lease.until, lease.number))
+        self._by_slot[slot] += 1
+        self._by_peer[peer] += 1
+        return lease
+
+    def give_back(self, lease: Lease) -> bool:
+        """End a lease; False when it had ended already (then nothing changes: no count goes below zero)."""
+        if self._live.pop(lease.number, None) is None:
+            return False
+        _decrement(self._by_slot, lease.slot)
+        _decrement(self._by_peer, lease.peer)
+        if len(self._ends) > 64 + 2 * len(self._live):  # drop the ends of leases given back early
+            self._ends = [(held.until, held.number) for held in self._live.values()]
+            heapq.heapify(self._ends)
+        return True
+
+    def expire(self, now: float) -> list[int]:
+        """End what is over; return the slots of the leases that ended."""
+        ended: list[int] = []
+        while self._ends and self._ends[0][0] <= now:
+            _, number = heapq.heappop(self._ends)
+            lease = self._live.get(number)
+            if lease is not None and self.give_back(lease):
+                self.expired += 1
+                ended.append(lease.slot)
+        return ended
+
+    def live(self, lease: Lease, now: float) -> bool:
+        """Whether a lease still protects its slot."""
+        return lease.number in self._live and now < lease.until
+
+    def clear(self) -> None:
+        """End all leases (the slots they speak of are no more)."""
+        self._live.clear()
+        self._ends.clear()
+        self._by_slot.clear()
+        self._by_peer.clear()
+
+    def validate(self) -> None:
+        """Check that all counts follow from the live leases."""
+        if Counter(lease.slot for lease in self._live.values()) != self._by_slot:
+            raise InvariantError("lease counts by slot are wrong")
+        if Counter(lease.peer for lease in self._live.values()) != self._by_peer:
+            raise InvariantError("lease counts by peer are wrong")
+
+
+def _decrement(counter: Counter[_K], key: _K) -> None:
+    counter[key] -= 1
+    if counter[key] == 0:
+        del counter[key]

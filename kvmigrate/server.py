@@ -1,0 +1,285 @@
+"""The source's side of the transfer: serves blocks of the pool to peers, from threads of its own.
+
+Promises:
+1. The node's event loop is never blocked: accepting, authentication, lookup and sending happen in threads.
+2. Bytes go from shared memory to the socket without a copy in Python, under a lease.
+3. Bounds: connections, transfers at a time (beyond it the answer is BUSY), leases for each peer, time of every
+   socket call. A peer that breaks the protocol loses its connection and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from . import wire
+from .errors import KvError, LocalError, RemoteError
+from .fingerprint import matching
+from .handshake import SourceHandshake
+from .leases import MAX_LEASE_S
+from .pool import BlockPool
+from .transport import Deadline, Transport, unexpected
+
+#: Blocks that are leased together. Sending them one stall short of failure must fit into MAX_LEASE_S.
+LEASE_WINDOW: Final = 8
+_JOIN_S: Final = 2.0
+_ACCEPT_RETRY_S: Final = 0.1
+
+Resolve = Callable[[Sequence[int]], Sequence[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Bounds of a transfer server; times in seconds."""
+
+    connections: int = 64  #: open at a time: one for each peer stays warm, so at least the number of peers
+    transfers: int = 4  #: FETCHes answered at a time; each can fill a link by itself, more only share it
+    busy_wait_s: float = 0.25  #: how long a FETCH waits for its turn before it is told BUSY
+    handshake_s: float = 5.0
+    idle_s: float = 600.0  #: a warm connection without a request
+    stall_s: float = 5.0  #: a peer that takes or sends no byte
+    fetch_s: float = 60.0  #: one FETCH as a whole
+
+    def __post_init__(self) -> None:
+        """Refuse limits that contradict each other."""
+        if self.stall_s * LEASE_WINDOW > MAX_LEASE_S:
+            raise LocalError(f"stall_s above {MAX_LEASE_S / LEASE_WINDOW} would outlive the leases")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStats:
+    """Counters since the start."""
+
+    connections: int  #: open now
+    accepted: int
+    turned_away: int  #: too many connections
+    unauthorized: int
+    broken: int  #: connections closed because the peer broke the protocol, stalled or went away in a transfer
+    lookups: int
+    blocks: int
+    bytes: int
+    misses: int
+    busy: int
+    corrupt: int  #: own blocks found bad after a peer complained
+
+
+class TransferServer:
+    """Serve a pool over TCP.
+
+    `resolve` turns chunk hashes (chain order) into block hashes (chain order); it is called in a transfer thread and
+    must be thread-safe. `secret` is the cluster key, `label` the cluster's name. `port` 0 picks one.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        resolve: Resolve,
+        secret: bytes | None,
+        label: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        limits: ServerLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._resolve = resolve
+        self._secret = secret
+        self._label = label
+        self._address = (host, port)
+        self._limits = limits or ServerLimits()
+        self._clock = clock
+        self._turns = threading.Semaphore(self._limits.transfers)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._open: dict[Transport, threading.Thread] = {}
+        self._closing = threading.Event()
+        self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; 0 before `start`."""
+        return int(self._listener.getsockname()[1]) if self._listener is not None else 0
+
+    def start(self) -> None:
+        """Bind and serve; LocalError when the address cannot be had."""
+        host, port = self._address
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((host, port), family=family, backlog=64)
+        except OSError as error:
+            raise LocalError(f"KV transfer cannot listen on {host} port {port}: {error.strerror}") from error
+        self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="kv-accept", daemon=True)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """Close all connections and wait a bounded time for their threads. Idempotent."""
+        with self._lock:
+            listener, self._listener = self._listener, None
+            running = dict(self._open)
+        if listener is None:
+            return
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # close alone does not wake a thread in accept()
+        listener.close()
+        for transport in running:
+            transport.close()
+        for thread in [*running.values(), self._acceptor]:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+
+    def stats(self) -> ServerStats:
+        """Return the counters as of now."""
+        with self._lock:
+            c = self._counts
+            return ServerStats(
+                connections=len(self._open),
+                accepted=c["accepted"],
+                turned_away=c["turned_away"],
+                unauthorized=c["unauthorized"],
+                broken=c["broken"],
+                lookups=c["lookups"],
+                blocks=c["blocks"],
+                bytes=c["bytes"],
+                misses=c["misses"],
+                busy=c["busy"],
+                corrupt=c["corrupt"],
+            )
+
+    def _count(self, what: str, n: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += n
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                if self._closing.is_set():
+                    return
+                self._count("broken")  # the peer gave up while it waited, or we are out of descriptors: wait for one
+                self._closing.wait(_ACCEPT_RETRY_S)
+                continue
+            self._count("accepted")
+            transport = Transport(sock)
+            thread = threading.Thread(target=self._serve, args=(transport,), name="kv-serve", daemon=True)
+            with self._lock:
+                if self._closing.is_set() or len(self._open) >= self._limits.connections:
+                    self._counts["turned_away"] += 1
+                    transport.close()
+                    continue
+                self._open[transport] = thread
+                thread.start()
+
+    def _serve(self, transport: Transport) -> None:
+        try:
+            peer = self._welcome(transport)
+            while peer is not None:
+                self._answer(transport, peer)
+        except _Idle:
+            pass
+        except (OSError, RemoteError):
+            self._count("broken")
+        finally:
+            with self._lock:
+                self._open.pop(transport, None)
+            transport.close()
+
+    def _welcome(self, transport: Transport) -> str | None:
+        """Authenticate; returns the peer's name, None when it was refused."""
+        deadline = self._deadline(self._limits.handshake_s)
+        shake = SourceHandshake(self._label, self._secret, secrets.token_bytes(wire.NONCE_BYTES))
+        while not shake.done:
+            answer = shake.receive(transport.receive(deadline))
+            transport.send(answer, deadline)
+            if isinstance(answer, wire.Error):
+                self._count("unauthorized")
+                return None
+        return shake.peer
+
+    def _answer(self, transport: Transport, peer: str) -> None:
+        request = self._next(transport)
+        deadline = self._deadline(self._limits.fetch_s)
+        match request:
+            case wire.Lookup():
+                transport.send(self._look_up(request), deadline)
+            case wire.Fetch():
+                if not self._turns.acquire(timeout=self._limits.busy_wait_s):
+                    self._count("busy")
+                    transport.send(wire.Busy(), deadline)
+                    return
+                try:
+                    self._send_blocks(transport, request.keys, peer, deadline)
+                finally:
+                    self._turns.release()
+            case wire.Corrupt():
+                self._check(request.keys)
+            case _:
+                raise unexpected(request)
+
+    def _next(self, transport: Transport) -> wire.Message:
+        idle = Deadline(self._clock, self._limits.idle_s, self._limits.idle_s)
+        try:
+            if not transport.wait_readable(idle):
+                raise _Idle
+        except TimeoutError as error:
+            raise _Idle from error
+        return transport.receive(self._deadline(self._limits.handshake_s))
+
+    def _look_up(self, request: wire.Lookup) -> wire.Message:
+        self._count("lookups")
+        header = self._pool.header
+        if not matching(header.fingerprint, request.fingerprint):
+            return wire.Error("fingerprint", "the blocks here are of another model or engine configuration")
+        if header.geometry.ranks != request.ranks:
+            return wire.Error("ranks", f"the blocks here have {header.geometry.ranks} ranks")
+        try:
+            hashes = list(self._resolve(request.chunks))[: wire.MAX_ENTRIES // request.ranks]
+        except KvError as error:
+            return wire.Error("resolve", str(error)[: wire.MAX_TEXT])
+        by_rank = [self._pool.lookup(hashes, rank, use=rank == 0) for rank in range(request.ranks)]
+        blocks = [block for shards in zip(*by_rank, strict=False) for block in shards]
+        return wire.Manifest(tuple(wire.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks))
+
+    def _send_blocks(self, transport: Transport, keys: Sequence[wire.Key], peer: str, deadline: Deadline) -> None:
+        for start in range(0, len(keys), LEASE_WINDOW):
+            window = keys[start : start + LEASE_WINDOW]
+            until = self._clock() + MAX_LEASE_S
+            leases = [self._pool.lease(key.block_hash, key.rank, until, peer) for key in window]
+            try:
+                for index, lease in enumerate(leases, start):
+                    found = self._pool.leased(lease) if lease is not None else None
+                    if found is None:
+                        self._count("misses")
+                        transport.send(wire.Miss(index), deadline)
+                        return
+                    block, data = found
+                    transport.send_block(wire.BlockHeader(index, block.nbytes, block.digest), data, deadline)
+                    with self._lock:
+                        self._counts["blocks"] += 1
+                        self._counts["bytes"] += block.nbytes
+            finally:
+                for lease in leases:
+                    if lease is not None:
+                        self._pool.release(lease)
+
+    def _check(self, keys: Sequence[wire.Key]) -> None:
+        """A peer got wrong bytes: look whether they are wrong here, so that they are not served again."""
+        suspects = [block.index for key in keys for block in self._pool.lookup([key.block_hash], key.rank, use=False)]
+        self._count("corrupt", self._pool.check_slots(suspects))
+
+    def _deadline(self, whole_s: float) -> Deadline:
+        return Deadline(self._clock, whole_s, self._limits.stall_s)
+
+
+class _Idle(Exception):
+    pass

@@ -1,0 +1,324 @@
+"""The transfer between pools, without I/O: frames, messages, limits.
+
+Every frame starts with the same 32 bytes: magic and version, kind, index, length, digest. Control frames carry a
+msgpack list of `length` bytes. `BLOCK` is followed by `length` raw bytes of a block, so that a receiver can take them
+straight into shared memory; `index` is the block's place in the FETCH, `digest` the digest of its bytes.
+
+    puller                      source
+    HELLO(version, cluster, name, nonce)
+                                CHALLENGE(nonce, proof)       proofs are empty without a cluster key
+    PROOF(proof)
+                                WELCOME
+    LOOKUP(fingerprint, ranks, chunks)
+                                MANIFEST([hash, rank, nbytes, digest]...)     the longest prefix on all ranks
+    FETCH([hash, rank]...)
+                                BLOCK + bytes | MISS(index)   in order, one for each; MISS ends the FETCH
+    CORRUPT([hash, rank]...)                                  the source checks its own copy; no answer
+                                BUSY | ERROR(code, message)   instead of any answer
+
+Promises:
+1. Decoders raise RemoteError and nothing else, and what they return keeps the limits below.
+2. A limit is checked before the memory it bounds is taken.
+3. FETCHes are answered in order, so a puller may send the next one before the last one is done.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from .digest import DIGEST_BYTES
+from .errors import RemoteError
+from .layout import FINGERPRINT_BYTES, HASH_BYTES, MAX_BLOCK_BYTES, MAX_RANKS
+
+PROTOCOL_VERSION: Final = 1
+MAX_CONTROL_BYTES: Final = 1 << 20
+#: Chunks of one LOOKUP: 8192 x 512 bytes of prompt = 4 MiB.
+MAX_CHUNKS: Final = 8192
+#: Blocks x ranks of one MANIFEST; as many fit MAX_CONTROL_BYTES.
+MAX_ENTRIES: Final = 8192
+#: Blocks of one FETCH.
+MAX_FETCH: Final = 1024
+MAX_NAME: Final = 64
+MAX_TEXT: Final = 1024
+NONCE_BYTES: Final = 16
+PROOF_BYTES: Final = 32
+_MAX_CHUNK: Final = (1 << 64) - 1
+
+_MAGIC: Final = b"GVK"
+_PREFIX: Final = struct.Struct("!3sBB3xII16s")
+PREFIX_BYTES: Final = _PREFIX.size
+_NO_DIGEST: Final = bytes(DIGEST_BYTES)
+assert PREFIX_BYTES == 32
+
+
+class Kind(IntEnum):
+    """Frame kinds."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    LOOKUP = 5
+    MANIFEST = 6
+    FETCH = 7
+    BLOCK = 8
+    MISS = 9
+    CORRUPT = 10
+    BUSY = 11
+    ERROR = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A puller introduces itself. The nonce is fresh for each connection."""
+
+    version: int
+    cluster: str
+    name: str
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The source's nonce, and its proof that it has the cluster key."""
+
+    nonce: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The puller's proof that it has the cluster key."""
+
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Requests are accepted from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Which blocks does the chain of chunks have there? Chunks are opaque 64-bit hashes in chain order."""
+
+    fingerprint: bytes
+    ranks: int
+    chunks: tuple[int, ...]
+
+
+class Entry(NamedTuple):
+    """A block that the source holds."""
+
+    block_hash: bytes
+    rank: int
+    nbytes: int
+    digest: bytes
+
+
+class Key(NamedTuple):
+    """A block of one rank."""
+
+    block_hash: bytes
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Blocks in chain order, all ranks of a block together."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Send these."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """`nbytes` raw bytes follow; `index` counts within the FETCH."""
+
+    index: int
+    nbytes: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Block `index` of the FETCH is gone, and nothing after it will be sent."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """These arrived with wrong bytes."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Too many transfers at the moment; go elsewhere or recompute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The request is refused; `code` for programs, `message` for people."""
+
+    code: str
+    message: str
+
+
+Message = Hello | Challenge | Proof | Welcome | Lookup | Manifest | Fetch | BlockHeader | Miss | Corrupt | Busy | Error
+
+
+class Prefix(NamedTuple):
+    """The first 32 bytes of a frame, checked. `body` bytes of msgpack follow; for BLOCK none, but raw data."""
+
+    kind: Kind
+    place: int
+    length: int
+    digest: bytes
+
+    @property
+    def body(self) -> int:
+        """Bytes to read before `decode`."""
+        return 0 if self.kind is Kind.BLOCK else self.length
+
+
+def encode(message: Message) -> bytes:
+    """Return a frame; for BlockHeader only its first 32 bytes, the raw data goes after them."""
+    if isinstance(message, BlockHeader):
+        return _prefix(Kind.BLOCK, message.index, message.nbytes, message.digest)
+    body: bytes = msgpack.packb([getattr(message, name) for name in message.__slots__])
+    return _prefix(_KINDS[type(message)], 0, len(body), _NO_DIGEST) + body
+
+
+def read_prefix(data: bytes | bytearray | memoryview) -> Prefix:
+    """Check a frame's first 32 bytes; RemoteError when they are none."""
+    try:
+        magic, version, kind, index, length, digest = _PREFIX.unpack(data)
+        known = Kind(kind)
+    except (struct.error, ValueError) as error:
+        raise RemoteError("transfer: no frame") from error
+    if magic != _MAGIC:
+        raise RemoteError("transfer: the other side does not speak this protocol")
+    if version != PROTOCOL_VERSION:
+        raise RemoteError(f"transfer: protocol version {version}, this is {PROTOCOL_VERSION}")
+    if length > (MAX_BLOCK_BYTES if known is Kind.BLOCK else MAX_CONTROL_BYTES):
+        raise RemoteError("transfer: frame is too large")
+    return Prefix(known, index, length, digest)
+
+
+def decode(prefix: Prefix, body: bytes | bytearray | memoryview) -> Message:
+    """Decode a frame whose prefix was read; RemoteError when the body is not what the kind demands."""
+    if prefix.kind is Kind.BLOCK:
+        if prefix.place >= MAX_FETCH or not prefix.length:
+            raise RemoteError("transfer: bad block header")
+        return BlockHeader(prefix.place, prefix.length, prefix.digest)
+    try:
+        values = msgpack.unpackb(body, max_array_len=MAX_ENTRIES, max_map_len=0)
+    except Exception as error:  # msgpack raises many kinds, among them plain ValueError
+        raise RemoteError(f"transfer: not msgpack: {type(error).__name__}") from error
+    width, build = _BUILDERS[prefix.kind]
+    if not isinstance(values, list) or len(values) != width:
+        raise RemoteError(f"transfer: bad {prefix.kind.name}")
+    return build(values)
+
+
+def _prefix(kind: Kind, index: int, length: int, digest: bytes) -> bytes:
+    return _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, kind, index, length, digest)
+
+
+def _int(value: object, maximum: int) -> int:
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise RemoteError("transfer: number out of range")
+    return value
+
+
+def _bytes(value: object, *lengths: int) -> bytes:
+    if not isinstance(value, bytes) or len(value) not in lengths:
+        raise RemoteError("transfer: bytes of a wrong length")
+    return value
+
+
+def _text(value: object, maximum: int) -> str:
+    if not isinstance(value, str) or len(value) > maximum:
+        raise RemoteError("transfer: bad text")
+    return value
+
+
+def _list(value: object, maximum: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > maximum:
+        raise RemoteError("transfer: bad list")
+    return value
+
+
+def _row(value: object, width: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) != width:
+        raise RemoteError("transfer: bad row")
+    return value
+
+
+def _keys(value: object) -> tuple[Key, ...]:
+    rows = [_row(row, 2) for row in _list(value, MAX_FETCH)]
+    return tuple(Key(_bytes(h, HASH_BYTES), _int(rank, MAX_RANKS - 1)) for h, rank in rows)
+
+
+def _entry(row: Sequence[object]) -> Entry:
+    block_hash, rank, nbytes, digest = row
+    size = _int(nbytes, MAX_BLOCK_BYTES)
+    if not size:
+        raise RemoteError("transfer: empty block")
+    return Entry(_bytes(block_hash, HASH_BYTES), _int(rank, MAX_RANKS - 1), size, _bytes(digest, DIGEST_BYTES))
+
+
+def _hello(v: list[Any]) -> Hello:
+    return Hello(_int(v[0], 255), _text(v[1], MAX_NAME), _text(v[2], MAX_NAME), _bytes(v[3], NONCE_BYTES))
+
+
+def _lookup(v: list[Any]) -> Lookup:
+    chunks = tuple(_int(c, _MAX_CHUNK) for c in _list(v[2], MAX_CHUNKS))
+    return Lookup(_bytes(v[0], FINGERPRINT_BYTES), _int(v[1], MAX_RANKS), chunks)
+
+
+_BUILDERS: Final[dict[Kind, tuple[int, Callable[[list[Any]], Message]]]] = {
+    Kind.HELLO: (4, _hello),
+    Kind.CHALLENGE: (2, lambda v: Challenge(_bytes(v[0], NONCE_BYTES), _bytes(v[1], 0, PROOF_BYTES))),
+    Kind.PROOF: (1, lambda v: Proof(_bytes(v[0], 0, PROOF_BYTES))),
+    Kind.WELCOME: (0, lambda _: Welcome()),
+    Kind.LOOKUP: (3, _lookup),
+    Kind.MANIFEST: (
+        1,
+        lambda v: Manifest(tuple(_entry(_row(row, 4)) for row in _list(v[0], MAX_ENTRIES))),
+    ),
+    Kind.FETCH: (1, lambda v: Fetch(_keys(v[0]))),
+    Kind.MISS: (1, lambda v: Miss(_int(v[0], MAX_FETCH - 1))),
+    Kind.CORRUPT: (1, lambda v: Corrupt(_keys(v[0]))),
+    Kind.BUSY: (0, lambda _: Busy()),
+    Kind.ERROR: (2, lambda v: Error(_text(v[0], MAX_NAME), _text(v[1], MAX_TEXT))),
+}
+
+_KINDS: Final[dict[type, Kind]] = {
+    Hello: Kind.HELLO,
+    Challenge: Kind.CHALLENGE,
+    Proof: Kind.PROOF,
+    Welcome: Kind.WELCOME,
+    Lookup: Kind.LOOKUP,
+    Manifest: Kind.MANIFEST,
+    Fetch: Kind.FETCH,
+    Miss: Kind.MISS,
+    Corrupt: Kind.CORRUPT,
+    Busy: Kind.BUSY,
+    Error: Kind.ERROR,
+}

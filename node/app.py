@@ -1,0 +1,70 @@
+"""`run`: one node as a process, from its settings to its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+
+from gossip import GossipError
+from kvmigrate.errors import KvError
+from node import banner, logs
+from node.assembly import Node
+from node.errors import GrapevineError
+from node.settings import Settings
+
+__all__ = ["Node", "run"]
+
+#: Exit statuses: ended as asked; could not start.
+EXIT_OK = 0
+EXIT_CANNOT_START = 1
+
+_log = logging.getLogger("grapevine")
+
+
+def run(settings: Settings) -> int:
+    """Run a node until SIGTERM, SIGINT or an administrator ends it. Returns the exit status."""
+    logs.set_up(settings)
+    return uvloop.run(_run(settings))
+
+
+async def _run(settings: Settings) -> int:
+    stop = asyncio.Event()
+    node = Node(settings, on_leave=stop.set, say=_say)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _asked_to_stop, node, stop)
+    try:
+        await node.start()
+    except (GrapevineError, GossipError, KvError) as error:
+        _say(f"grapevine cannot start: {error}")
+        return EXIT_CANNOT_START
+    try:
+        if not stop.is_set():
+            banner.started(
+                _say,
+                settings,
+                http_port=node.http_port,
+                gossip_address=node.gossip.address,
+                kv_port=node.kv.port,
+            )
+        await stop.wait()
+        _say(f"grapevine node {settings.name} is stopping (again to cut what still runs)")
+    finally:
+        await node.stop()
+    _say(f"grapevine node {settings.name} has stopped")
+    return EXIT_OK
+
+
+def _asked_to_stop(node: Node, stop: asyncio.Event) -> None:
+    if stop.is_set():
+        node.hurry()
+    stop.set()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,300 @@
+"""The composition root: makes every part of a node, connects them, starts them, and stops them in reverse.
+
+Rules
+1. What can fail cheaply starts first (name, ports), then KV, gossip and the HTTP server, the engine last: the
+   node answers, and routes to its peers, while its own engine is still loading.
+2. Whatever fails while starting, everything that was started is stopped.
+3. Stopping: take nothing new (the peers hear of it with the next row), let what runs finish within the grace,
+   tell the peers, then stop in reverse order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Protocol
+
+from gossip import GossipAgent, GossipConfig, Identity
+from gossip.boot import next_incarnation, raise_to
+from gossip.discovery import MdnsDiscovery
+from node import __version__, addresses, banner
+from node.admission import Admission, WaitingRoom
+from node.digest import PrefixDigest
+from node.engine.events import EngineEvent
+from node.engine.supervisor import EngineSupervisor
+from node.http.auth import PeerSigner
+from node.http.server import HttpServer
+from node.kv import KvSide
+from node.load import LoadVector
+from node.meta import NodeMeta
+from node.meter import LoadMeter
+from node.metrics import Metrics
+from node.peers import PeerClient
+from node.policy import make_policy
+from node.registry import Registry
+from node.relay.deadlines import Deadlines
+from node.relay.dispatch import Dispatcher
+from node.relay.downs import Downs
+from node.relay.forward import PeerRunner
+from node.relay.local import Engine, LocalRunner
+from node.reporter import Reporter
+from node.runfiles import claim
+from node.settings import Settings, check_pool_fits
+from node.surface import make_routes
+
+_log = logging.getLogger("grapevine")
+
+
+class NodeEngine(Engine, Protocol):
+    """The engine as the node uses it; `EngineSupervisor` is one."""
+
+    async def start(self) -> None:
+        """Begin; returns at once."""
+        ...
+
+    async def stop(self) -> None:
+        """End it."""
+        ...
+
+    def snapshot(self) -> dict[str, object]:
+        """Its state, JSON-able."""
+        ...
+
+
+EngineFactory = Callable[[Settings, Callable[[EngineEvent], None]], NodeEngine]
+
+
+def supervised(settings: Settings, listener: Callable[[EngineEvent], None]) -> NodeEngine:
+    """The usual engine: started and watched by us, or attached to."""
+    return EngineSupervisor(settings, listener=listener)
+
+
+class Node:
+    """One node of the cluster. `start` once, `stop` once.
+
+    `on_leave` is called when an administrator asks the node to end; `say` gets the lines for people. The rest of
+    the keywords is for tests and simulations.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        on_leave: Callable[[], None] = lambda: None,
+        say: banner.Say = _log.info,
+        engine: EngineFactory = supervised,
+        gossip_config: GossipConfig | None = None,
+        deadlines: Deadlines | None = None,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.deadlines = deadlines or Deadlines()
+        self.http_port = 0
+        self._on_leave = on_leave
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._config = gossip_config or gossip_preset(settings)
+        self._stack = AsyncExitStack()
+        self._stopping = False
+        self._hurried = asyncio.Event()
+        self._http: HttpServer | None = None
+
+        self.metrics = Metrics(clock)
+        self.meter = LoadMeter(slots=settings.max_running)
+        self.room = WaitingRoom(settings.max_queue)
+        self.admission = Admission(settings.max_running, self.room)
+        self.downs = Downs()
+        self.signer = PeerSigner(settings.cluster_key)
+        self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
+        self.registry = self._make_registry()
+        self.kv = self._make_kv()
+        self.reporter.connect(self.registry, rates=self.kv.rates.snapshot, engine_lost=self.kv.engine_lost)
+        self.engine = engine(settings, self.reporter.on_engine)
+        self.client = PeerClient(settings.name, self.signer, self.deadlines)
+        self.local = self._make_local()
+        self.dispatcher = self._make_dispatcher()
+        self.gossip: GossipAgent
+
+    # --- life
+
+    async def start(self) -> None:
+        """Start everything. Raises the errors of the part that could not; nothing is left running then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Stop everything: take nothing new, finish or cut what runs, release all. Idempotent."""
+        if self._stopping:
+            return
+        self._stopping = True
+        try:
+            if self._http is not None:
+                self.drain(True)
+                await self._http.stop_accepting()
+                await self._finish(self._http)
+                await self.gossip.leave()
+        finally:
+            await self._stack.aclose()
+
+    def hurry(self) -> None:
+        """Cut what still runs: the person at the terminal asked twice."""
+        self._hurried.set()
+
+    async def _start(self) -> None:
+        settings, stack = self.settings, self._stack
+        check_pool_fits(settings)
+        listener = addresses.listen_http(settings.host, settings.port)
+        stack.callback(listener.close)
+        self.http_port = int(listener.getsockname()[1])
+        shown = "127.0.0.1" if settings.host in addresses.WILDCARD_HOSTS else settings.host
+        stack.enter_context(claim(settings, f"http://{addresses.join_address(shown, self.http_port)}"))
+        stack.push_async_callback(self.kv.close)
+        await self.kv.start()
+        await self.client.start()
+        stack.push_async_callback(self.client.close)
+        await self._start_gossip()
+        self._http = HttpServer(make_routes(self, self._clock).router())
+        stack.push_async_callback(self.engine.stop)
+        stack.push_async_callback(self._http.close)
+        await self._http.start(listener)
+        await self.engine.start()
+        await self._start_discovery()
+
+    async def _start_gossip(self) -> None:
+        settings = self.settings
+        settings.node_dir.mkdir(parents=True, exist_ok=True)
+        incarnation = await asyncio.to_thread(next_incarnation, self._boot_file)
+        host, port = settings.advertise, settings.gossip_port
+        kv = addresses.join_address(host, self.kv.port) if self.kv.port else ""
+        meta = NodeMeta(addresses.join_address(host, self.http_port), kv, __version__)
+        self.gossip = GossipAgent(
+            Identity(settings.name, settings.cluster, incarnation, host, port, meta.encode()),
+            self._config,
+            listener=self.registry.on_gossip,
+            rng=self._rng,
+            bind_host=settings.host if settings.host in addresses.WILDCARD_HOSTS else None,
+        )
+        self._stack.push_async_callback(self.gossip.close)
+        self.registry.begin(incarnation, meta, host)
+        await self.gossip.start()
+        self.reporter.begin(self.gossip)
+        self.gossip.add_seeds(settings.join)
+        ticking = asyncio.create_task(self.reporter.run(self._config.gossip_interval_s), name="grapevine-tick")
+        self._stack.push_async_callback(_cancelled, ticking)
+
+    async def _start_discovery(self) -> None:
+        if not self.settings.mdns:
+            return
+        discovery = MdnsDiscovery(self.gossip.identity)
+        try:
+            await discovery.start(lambda address: self.gossip.add_seeds([address]))
+        except OSError as error:
+            _log.warning("no multicast DNS here (%s): use --join", error)
+            return
+        self._stack.push_async_callback(discovery.close)
+
+    async def _finish(self, http: HttpServer) -> None:
+        """Let requests end within the grace."""
+        waits = [asyncio.ensure_future(http.idle()), asyncio.ensure_future(self._hurried.wait())]
+        await asyncio.wait(waits, timeout=self.settings.stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    # --- control (`node.http.admin.Control`)
+
+    def drain(self, on: bool) -> None:
+        """Stop or resume taking requests for our engine; the peers are told at once."""
+        self.admission.drain(on)
+        self.reporter.tick()
+
+    def leave(self) -> None:
+        """Begin to stop."""
+        self.drain(True)
+        self._on_leave()
+
+    def join(self, addresses: Sequence[str]) -> None:
+        """Dial these gossip addresses, again and again until somebody there is a member."""
+        self.gossip.add_seeds(addresses)
+
+    def vector(self) -> LoadVector:
+        """Our own load, now."""
+        return self.reporter.vector()
+
+    # --- the parts
+
+    @property
+    def _boot_file(self) -> Path:
+        return self.settings.node_dir / "boot"
+
+    def _make_registry(self) -> Registry:
+        registry = Registry(
+            self.settings.name,
+            metrics=self.metrics,
+            downs=self.downs,
+            own_load=self.reporter.vector,
+            on_raised=lambda incarnation: raise_to(self._boot_file, incarnation),
+            clock=self._clock,
+        )
+        registry.subscribe(self.room.stir)
+        return registry
+
+    def _make_kv(self) -> KvSide:
+        return KvSide(
+            self.settings,
+            meter=self.meter,
+            metrics=self.metrics,
+            digest=PrefixDigest(),
+            publish=self.reporter.on_chunks,
+            address_of=self.registry.kv_address,
+            may_pull=self.registry.may_pull,
+            learn_ratio=self.registry.roster.learn_ratio,
+            on_engine=self.reporter.on_connector,
+            clock=self._clock,
+        )
+
+    def _make_local(self) -> LocalRunner:
+        return LocalRunner(
+            engine=self.engine,
+            admission=self.admission,
+            meter=self.meter,
+            kv=self.kv,
+            deadlines=self.deadlines,
+            vector=self.reporter.vector,
+            clock=self._clock,
+        )
+
+    def _make_dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            self.settings.name,
+            cluster=self.registry,
+            policy=make_policy(self.settings.policy),
+            local=self.local,
+            peers=PeerRunner(self.client, self.deadlines, self.downs, address_of=self.registry.address),
+            room=self.room,
+            downs=self.downs,
+            deadlines=self.deadlines,
+            notes=self.metrics,
+            rng=self._rng,
+            clock=self._clock,
+        )
+
+
+def gossip_preset(settings: Settings) -> GossipConfig:
+    """Return the gossip timers for where the node is."""
+    host = settings.advertise
+    return GossipConfig.loopback() if host.startswith("127.") or host == "::1" else GossipConfig.lan()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

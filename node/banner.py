@@ -1,0 +1,49 @@
+"""What a starting node tells the person at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from node.addresses import WILDCARD_HOSTS, join_address
+from node.engine.events import EngineReady
+from node.settings import Settings
+
+Say = Callable[[str], None]
+
+
+def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tuple[str, int], kv_port: int) -> None:
+    """Say what runs where, and the one command that another host needs."""
+    shown = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
+    url = f"http://{join_address(shown, http_port)}"
+    join = join_address(*gossip_address)
+    say(f"grapevine node {settings.name}, cluster {settings.cluster}, policy {settings.policy}")
+    say(f"  API      {url}/v1        (any OpenAI client)")
+    say(f"  page     {url}/          state {url}/gossip/state")
+    say(f"  gossip   {join}" + (f", KV blocks on port {kv_port}" if kv_port else ", no exchange of KV blocks"))
+    say(f"  engine   {_engine(settings)}")
+    if gossip_address[0].startswith("127.") or gossip_address[0] == "::1":
+        say(f"  join     grapevine start --port PORT --join {join}        (on this host)")
+        say("           only this host can reach it: start with --host 0.0.0.0 to let others join")
+    else:
+        say(f"  join     grapevine start --host 0.0.0.0 --join {join}        (on any other host)")
+    if not settings.cluster_key:
+        warn_no_key(say, settings)
+
+
+def ready(event: EngineReady) -> str:
+    """What to say when the engine begins to serve."""
+    models = ", ".join(f"{model.id} (context {model.max_model_len or '?'})" for model in event.models)
+    return f"the engine is ready and serves {models or 'no model'}" + (f", {event.version}" if event.version else "")
+
+
+def _engine(settings: Settings) -> str:
+    if settings.engine_url:
+        return f"attached to {settings.engine_url}"
+    return f"{settings.model or 'SmolLM2-135M-Instruct (default)'} is starting, log in {settings.engine_log}"
+
+
+def warn_no_key(say: Say, settings: Settings) -> None:
+    """Warn that anybody who reaches the ports can join."""
+    say("  WARNING  no cluster key: whoever reaches the gossip port can join and read prompts.")
+    if settings.host not in ("127.0.0.1", "::1", "localhost"):
+        say("           Set the same GRAPEVINE_CLUSTER_KEY on every node, or keep these ports private.")

@@ -1,0 +1,72 @@
+"""Asking a running node over HTTP, with nothing but the standard library: it starts in no time."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from node.runfiles import running_nodes
+
+TIMEOUT_S = 10.0
+#: Largest answer read, bytes.
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+
+class Unreachable(click.ClickException):
+    """No node could be asked."""
+
+    exit_code = 3
+
+
+class Refused(click.ClickException):
+    """A node answered, and not with what was asked for."""
+
+    exit_code = 1
+
+
+def find_node(url: str | None, state_dir: Path | None) -> str:
+    """The URL of the node to ask: the given one, else the first that runs on this host."""
+    if url:
+        return (url if "://" in url else f"http://{url}").rstrip("/")
+    nodes = running_nodes(state_dir)
+    if not nodes:
+        raise Unreachable(
+            "no node of this user runs on this host: start one with `grapevine start`, or give --node URL"
+        )
+    return nodes[0].url.rstrip("/")
+
+
+def ask(url: str, path: str, body: bytes | None = None, token: str | None = None) -> Any:
+    """The JSON answer of a node; ends the command with a message when there is none."""
+    headers = {"accept": "application/json"}
+    if body is not None:
+        headers["content-type"] = "application/json"
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    # A node is asked directly: a proxy of the environment is for the outside.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(urllib.request.Request(url + path, body, headers), timeout=TIMEOUT_S) as response:
+            return json.loads(response.read(MAX_ANSWER_BYTES))
+    except urllib.error.HTTPError as error:
+        told = _message(error.read(4096))
+        raise Refused(f"{url} answers {path} with status {error.code}: {told}") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        text = f"{url} cannot be reached ({reason}): is the node running? `--node URL` asks another one"
+        raise Unreachable(text) from error
+    except ValueError as error:
+        raise Refused(f"{url}{path} does not answer as a Grapevine node does: check --node") from error
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode("utf-8", "replace").strip()[:300] or "no reason given"

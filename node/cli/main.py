@@ -1,0 +1,49 @@
+"""The `grapevine` command: a group whose commands are imported when they run."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+#: Command -> (module, one line of help). The help is here so that `--help` imports nothing.
+COMMANDS = {
+    "start": ("node.cli.start", "Run a node on this host."),
+    "state": ("node.cli.inspect", "Show every node of the cluster with its load, as one node sees it."),
+    "members": ("node.cli.inspect", "List the nodes of the cluster."),
+    "explain": ("node.cli.inspect", "Show where a prompt would go and why; runs nothing."),
+    "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
+}
+EXIT_CODES = """\
+Exit status: 0 done; 1 the node or the engine failed; 2 a flag, variable or key of the file is wrong;
+3 no node could be reached; 130 stopped by Ctrl-C.
+"""
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name, imports one when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of the help, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+def main(**_: Any) -> None:
+    """Grapevine: vLLM servers as one cluster, without a central router.
+
+    Start a node on each host, send requests to any of them.
+    """

@@ -1,0 +1,129 @@
+"""Tables for terminals. Every field may be missing: the node may be of another version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
+
+
+def show_state(answer: Mapping[str, Any], console: Console | None = None) -> None:
+    """The table of `/gossip/state`, and the engine's reason when it does not run."""
+    console = console or Console()
+    title = f"cluster {escape(str(answer.get('cluster')))} as {escape(str(answer.get('self')))} sees it"
+    columns = (
+        "node",
+        "state",
+        "models",
+        "ready",
+        "running",
+        "waiting",
+        "KV",
+        "TTFT p50",
+        "RTT",
+        "prefixes",
+        "load age",
+    )
+    table = _table(title, columns, right=4)
+    for member in answer.get("members", []):
+        load = member.get("load") or {}
+        table.add_row(
+            _name(member, answer),
+            _state(member),
+            escape(", ".join(str(model) for model in member.get("models") or []) or "-"),
+            _yes(load),
+            _number(load.get("running")),
+            _number(load.get("waiting")),
+            _percent(load.get("kv_use")),
+            _unit(load.get("ttft_p50_ms") or None, "ms"),
+            "-" if member.get("name") == answer.get("self") else _unit(member.get("rtt_ms"), "ms", 1),
+            _number(member.get("digest_size")),
+            _unit(member.get("load_age_s"), "s", 1),
+        )
+    console.print(table)
+    engine = answer.get("engine")
+    if isinstance(engine, Mapping) and engine.get("state") != "ready":
+        told = engine.get("reason") or engine.get("progress") or "no reason given"
+        console.print(f"engine of this node: [bold]{escape(str(engine.get('state')))}[/], {escape(str(told))}")
+
+
+def show_members(answer: Mapping[str, Any], console: Console | None = None) -> None:
+    """The table of `/gossip/members`."""
+    table = _table(f"cluster {escape(str(answer.get('cluster')))}", ("node", "state", "HTTP"), right=3)
+    for member in answer.get("members", []):
+        table.add_row(_name(member, answer), _state(member), escape(str(member.get("http") or "-")))
+    (console or Console()).print(table)
+
+
+def show_explanation(answer: Mapping[str, Any], console: Console | None = None) -> None:
+    """The choice of `/route/explain` and the terms of every candidate."""
+    console = console or Console()
+    plan, refusal = answer.get("plan"), answer.get("refusal")
+    if isinstance(refusal, Mapping):
+        console.print(f"[red]refused[/] with {refusal.get('status')}: {escape(str(refusal.get('message')))}")
+    if isinstance(plan, Mapping):
+        source = f", KV blocks pulled from [bold]{escape(str(plan['source']))}[/]" if plan.get("source") else ""
+        console.print(
+            f"[green]target[/] [bold]{escape(str(plan.get('target')))}[/]{source} "
+            f"({escape(str(plan.get('policy')))}: {escape(str(plan.get('reason')))})"
+        )
+    candidates = [item for item in answer.get("candidates") or [] if isinstance(item, Mapping)]
+    if candidates:
+        console.print(_costs(candidates))
+    for item in answer.get("excluded") or []:
+        console.print(f"[dim]not {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
+
+
+def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    keys = list(dict.fromkeys(key for item in candidates for key, value in item.items() if not isinstance(value, dict)))
+    table = _table("what every candidate would cost", [key.replace("_", " ") for key in keys], right=1)
+    for item in candidates:
+        table.add_row(*(_cell(item.get(key)) for key in keys))
+    return table
+
+
+def _table(title: str, columns: Sequence[str], right: int) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index >= right else "left")
+    return table
+
+
+def _name(member: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    name = escape(str(member.get("name")))
+    return f"[bold]{name}[/] *" if member.get("name") == answer.get("self") else name
+
+
+def _state(member: Mapping[str, Any]) -> str:
+    word = str(member.get("state"))
+    colour = _COLOURS.get(word, "default")
+    return f"[{colour}]{escape(word)}[/] {_unit(member.get('state_age_s'), 's')}".removesuffix(" -")
+
+
+def _yes(load: Mapping[str, Any]) -> str:
+    if load.get("draining"):
+        return "draining"
+    return "yes" if load.get("ready") else "no"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return "-" if value is None else escape(str(value))
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else "-"
+
+
+def _percent(value: Any) -> str:
+    return f"{100 * value:.0f} %" if isinstance(value, int | float) else "-"
+
+
+def _unit(value: Any, unit: str, digits: int = 0) -> str:
+    return f"{value:.{digits}f} {unit}" if isinstance(value, int | float) else "-"

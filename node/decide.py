@@ -1,0 +1,162 @@
+"""The routing decision: pure, deterministic, explainable.
+
+Promises
+1. The target of a plan is live, ready, not draining, serves the model, and is not among the visited.
+2. A refusal says which of these is missing, for which nodes.
+3. The same view, request, time and random generator give the same answer.
+
+The receiver of a plan decides on its live state whether it admits. When it refuses, the entry puts it on the
+visited list, takes its fresh load vector into the view, and asks again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from node.eligible import eligible, live_models, no_model, refuse, sources, status
+from node.plan import MAX_HOPS, MAX_REASON, Plan, Refusal, RouteOptions
+from node.policy.base import Choice, Policy, Question
+from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
+from node.view import Candidate, ClusterView, Typical, typical_of
+
+#: Output tokens expected where the client set no limit, and the most that one request is weighed with.
+TYPICAL_OUTPUT_TOKENS = 128
+MAX_OUTPUT_TOKENS = 512
+
+
+def decide(
+    view: ClusterView,
+    request: ParsedRequest,
+    policy: Policy,
+    now: float,
+    rng: random.Random,
+    *,
+    entry: str,
+    options: RouteOptions | None = None,
+    every: bool = False,
+    commit: bool = True,
+) -> Plan | Refusal:
+    """Where `request` runs. `now` is monotonic seconds; `entry` is this node's name.
+
+    `every`: work out every candidate's cost, however many there are. `commit` False: only asking; the policy
+    remembers nothing.
+    """
+    options = options or RouteOptions()
+    model = request.model or _only_model(view)
+    if model is None:
+        return no_model(view)
+    tokens = request.tokens(view.bytes_per_token.get(model, TYPICAL_BYTES_PER_TOKEN))
+    candidates = eligible(view, request, model, tokens, options.visited)
+    if options.force_target is not None:
+        forced = _forced(view, model, options)
+        if isinstance(forced, Refusal):
+            return forced
+        candidates = [forced]
+    if not candidates:
+        return refuse(view, model, options.visited)
+    question = _question(
+        view,
+        request,
+        model=model,
+        tokens=tokens,
+        candidates=candidates,
+        options=options,
+        every=every,
+        commit=commit,
+    )
+    choice = policy.choose(question, now, rng)
+    return _plan(request, question, choice, policy=policy.name, entry=entry, options=options)
+
+
+def _only_model(view: ClusterView) -> str | None:
+    models = live_models(view)
+    return models[0] if len(models) == 1 else None
+
+
+def _forced(view: ClusterView, model: str, options: RouteOptions) -> Candidate | Refusal:
+    name = options.force_target or ""
+    candidate = view.get(name)
+    if candidate is None:
+        return Refusal(400, "unknown_node", f"The forced target {name} is no member of this cluster.")
+    why = status(candidate, model, options.visited)
+    if why is None:
+        return candidate
+    message = f"The forced target {name} cannot take a request for model `{model}`: {why}."
+    return Refusal(503, "forced_target_unavailable", message, "service_unavailable_error", None, 5)
+
+
+def _question(
+    view: ClusterView,
+    request: ParsedRequest,
+    *,
+    model: str,
+    tokens: int,
+    candidates: Sequence[Candidate],
+    options: RouteOptions,
+    every: bool,
+    commit: bool,
+) -> Question:
+    output = min(MAX_OUTPUT_TOKENS, (request.max_tokens or TYPICAL_OUTPUT_TOKENS)) * request.answers
+    return Question(
+        model=model,
+        prompt_tokens=tokens,
+        output_tokens=min(MAX_OUTPUT_TOKENS, output),
+        candidates=tuple(candidates),
+        sources=tuple(sources(view, model)),
+        matched_tokens={name: request.matched_tokens(chunks, tokens) for name, chunks in view.matched.items()},
+        matched_chunks=view.matched,
+        unseen=view.unseen,
+        typical=_typical(view, model),
+        forbid_pull=options.force_recompute,
+        force_source=options.force_source,
+        every=every,
+        commit=commit,
+    )
+
+
+def _typical(view: ClusterView, model: str) -> Typical:
+    known = view.typical.get(model)
+    if known is None:
+        known = typical_of(c for c in view.candidates if model in c.models and c.load.ready)
+        view.typical[model] = known
+    return known
+
+
+def _plan(
+    request: ParsedRequest,
+    question: Question,
+    choice: Choice,
+    *,
+    policy: str,
+    entry: str,
+    options: RouteOptions,
+) -> Plan:
+    cost, reason = choice.cost, choice.reason
+    held = question.matched_tokens.get(cost.name, 0)
+    source, chunks, cached = cost.source, question.matched_chunks.get(cost.name, 0), held + cost.pulled_tokens
+    if source is not None:
+        chunks = cost.source_chunks
+    forced = options.force_source
+    if forced is not None and not options.force_recompute and forced != cost.name and source is None:
+        # Forced means tried, also when we do not know (yet) that the source holds anything.
+        source, chunks = forced, question.matched_chunks.get(forced) or len(request.chunks)
+        cached = max(held, question.matched_tokens.get(forced, 0))
+    if options.force_target is not None or (forced is not None and source == forced):
+        reason = f"forced, {reason}" if source is None else f"forced, pull {chunks} chunks from {source}"
+    return Plan(
+        rid=options.rid,
+        model=question.model,
+        entry=entry,
+        target=cost.name,
+        source=source,
+        chunks=chunks,
+        matched_tokens=cached,
+        prompt_tokens=question.prompt_tokens,
+        reason=reason[:MAX_REASON],
+        policy=policy,
+        hops=min(MAX_HOPS, options.hops + (cost.name != entry)),
+        visited=options.visited,
+        deadline_s=options.deadline_s,
+        costs=choice.costs,
+    )

@@ -1,0 +1,277 @@
+"""The node's own prefix digest: which chunks its KV covers, and by which blocks.
+
+Promises
+1. A chunk is in the digest only when every block that covers it (and no earlier chunk covers) was reported by
+   the engine and not withdrawn since. Readers take the longest consecutive prefix, so a missing chunk hides
+   what lies behind it; that comes back with the missing one, if its own blocks stayed.
+2. `resolve` returns block hashes of the very text it was asked for, perhaps a few too many at the end (they are
+   another prompt's, and never asked for by the engine), never others.
+3. Bounded: chunks, and references to block hashes. The least recently used chunk goes first; within one prompt
+   the last one, so that a prefix shrinks from its end.
+
+How chunks and blocks meet. Chunks are cut by bytes and blocks by tokens; nobody tokenizes here. A prompt of B
+bytes and T tokens has about T/B tokens a byte, so chunk i ends near token (i+1) * CHUNK_BYTES * T/B, and the
+blocks up to there cover it. Two prompts that share their first chunks correct each other: where their block
+hashes part is where those chunks end at the latest, and interpolation starts behind it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from node.chunks import CHUNK_BYTES
+
+#: Defaults: chunks kept (about 8 MiB of text), references to block hashes.
+MAX_CHUNKS = 16_384
+MAX_REFERENCES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Chunks that entered and left the digest; no chunk is in both."""
+
+    added: tuple[int, ...] = ()
+    withdrawn: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.withdrawn)
+
+
+@dataclass(slots=True)
+class _Run:
+    """The blocks of one prompt, shared by the chunks that it confirmed last."""
+
+    blocks: tuple[bytes, ...]
+    users: int = 0
+
+
+@dataclass(slots=True)
+class _Chunk:
+    run: _Run | None
+    #: Blocks that cover everything up to the end of this chunk, and how many of them it depends on itself.
+    end: int
+    own: int
+    #: Tokens of this chunk (its weight where capacity is counted in tokens).
+    tokens: int
+
+
+class PrefixDigest:
+    """Chunk hash -> blocks, for one engine."""
+
+    def __init__(
+        self, *, max_chunks: int = MAX_CHUNKS, max_references: int = MAX_REFERENCES, max_tokens: int = 0
+    ) -> None:
+        """`max_tokens`: how much the engine's KV cache holds, for engines that report no blocks; 0 = no limit."""
+        self.max_chunks = max_chunks
+        self.max_references = max_references
+        self.max_tokens = max_tokens
+        self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
+        self._by_block: dict[bytes, set[int]] = {}
+        self._references = 0
+        self._tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._chunks
+
+    def confirm(
+        self, chunks: Sequence[int], blocks: Sequence[bytes], *, prompt_tokens: int, prompt_bytes: int, block_size: int
+    ) -> Changes:
+        """The engine computed `blocks`, all full blocks from the prompt's beginning on.
+
+        `chunks` and `prompt_bytes` are the request's, `prompt_tokens` the engine's count. Blocks of the output
+        behind the prompt may be among them.
+        """
+        if not chunks or not blocks or prompt_tokens <= 0 or prompt_bytes <= 0 or block_size <= 0:
+            return Changes()
+        run = _Run(self._interned(blocks[: -(-prompt_tokens // block_size)]))
+        ends = self._ends(chunks, run.blocks, prompt_tokens, prompt_bytes, block_size)
+        added: list[int] = []
+        # From the last to the first: the first becomes the most recently used.
+        for index in range(len(ends) - 1, -1, -1):
+            start = ends[index - 1] if index else 0
+            end = ends[index]
+            own = max(1, end - start)
+            tokens = max(1, CHUNK_BYTES * prompt_tokens // prompt_bytes)
+            if self._put(chunks[index], _Chunk(run, end, own, tokens)):
+                added.append(chunks[index])
+        return self._changes(added)
+
+    def used(self, chunks: Sequence[int], *, prompt_tokens: int, prompt_bytes: int) -> Changes:
+        """An engine that reports no blocks finished a request with this prompt: it probably still holds it."""
+        if not chunks or prompt_bytes <= 0:
+            return Changes()
+        tokens = max(1, CHUNK_BYTES * prompt_tokens // prompt_bytes)
+        added = [chunk for chunk in reversed(chunks) if self._put(chunk, _Chunk(None, 0, 0, tokens))]
+        return self._changes(added)
+
+    def evicted(self, block: bytes) -> tuple[int, ...]:
+        """A block is gone. Returns the chunks that are withdrawn for it."""
+        withdrawn = tuple(self._by_block.get(block, ()))
+        for chunk in withdrawn:
+            self._drop(chunk)
+        return withdrawn
+
+    def clear(self) -> tuple[int, ...]:
+        """The cache is gone (engine restart, reset). Returns every chunk, now withdrawn."""
+        withdrawn = tuple(self._chunks)
+        self._chunks.clear()
+        self._by_block.clear()
+        self._references = self._tokens = 0
+        return withdrawn
+
+    def matched(self, chunks: Iterable[int]) -> int:
+        """How many chunks from the front on are in the digest."""
+        count = 0
+        for chunk in chunks:
+            if chunk not in self._chunks:
+                break
+            count += 1
+        return count
+
+    def resolve(self, chunks: Sequence[int]) -> tuple[bytes, ...]:
+        """Block hashes, in order, that cover the longest known prefix of `chunks`. Marks it as used."""
+        count = self.matched(chunks)
+        if not count:
+            return ()
+        for chunk in reversed(chunks[:count]):
+            self._chunks.move_to_end(chunk)
+        last = self._chunks[chunks[count - 1]]
+        return last.run.blocks[: last.end] if last.run is not None else ()
+
+    def chunks(self) -> tuple[int, ...]:
+        """All chunks, least recently used first."""
+        return tuple(self._chunks)
+
+    def validate(self) -> None:
+        """Every invariant, for tests."""
+        assert len(self._chunks) <= self.max_chunks
+        assert self._references <= self.max_references
+        assert self._tokens == sum(chunk.tokens for chunk in self._chunks.values())
+        assert not self.max_tokens or self._tokens <= self.max_tokens
+        depends: dict[bytes, set[int]] = {}
+        runs: dict[int, _Run] = {}
+        for name, chunk in self._chunks.items():
+            if chunk.run is not None:
+                assert 0 < chunk.end <= len(chunk.run.blocks)
+                assert 0 < chunk.own <= chunk.end
+                runs[id(chunk.run)] = chunk.run
+                for block in self._own_blocks(chunk):
+                    depends.setdefault(block, set()).add(name)
+        assert depends == self._by_block
+        assert self._references == sum(len(run.blocks) for run in runs.values())
+
+    def _interned(self, blocks: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The same bytes objects wherever a block is known: long shared prefixes are stored once."""
+        known = self._by_block
+        result = []
+        for block in blocks:
+            holders = known.get(block)
+            if holders:
+                result.append(self._same(next(iter(holders)), block))
+            else:
+                result.append(block)
+        return tuple(result)
+
+    def _same(self, holder: int, block: bytes) -> bytes:
+        chunk = self._chunks[holder]
+        return next((own for own in self._own_blocks(chunk) if own == block), block)
+
+    def _ends(
+        self, chunks: Sequence[int], blocks: tuple[bytes, ...], prompt_tokens: int, prompt_bytes: int, block_size: int
+    ) -> list[int]:
+        """For each chunk that the blocks cover, how many blocks cover it and all before it."""
+        anchor, common = self._anchor(chunks, blocks)
+        tokens = common * block_size
+        stretch = max(1.0, common / self._chunks[chunks[anchor - 1]].end) if anchor else 1.0
+        left_bytes = prompt_bytes - anchor * CHUNK_BYTES
+        per_byte = max(0.0, prompt_tokens - tokens) / left_bytes if left_bytes > 0 else 0.0
+        ends: list[int] = []
+        for index in range(len(chunks)):
+            if index < anchor:
+                end = min(common, -int(-self._chunks[chunks[index]].end * stretch // 1))
+            else:
+                reach = (tokens + per_byte * (index + 1 - anchor) * CHUNK_BYTES) / block_size
+                if len(blocks) < int(reach):
+                    break
+                end = min(len(blocks), -int(-reach // 1))
+            end = max(end, ends[-1] if ends else 0)
+            if end == 0:
+                break
+            ends.append(end)
+        return ends
+
+    def _anchor(self, chunks: Sequence[int], blocks: tuple[bytes, ...]) -> tuple[int, int]:
+        """Known chunks at the front, and the blocks up to their end, as another prompt's blocks tell them."""
+        count = self.matched(chunks)
+        if not count or count == len(chunks):
+            return 0, 0
+        last = self._chunks[chunks[count - 1]]
+        if last.run is None:
+            return 0, 0
+        theirs = last.run.blocks
+        common = 0
+        for mine, their in zip(blocks, theirs, strict=False):
+            if mine != their:
+                return (count, common) if common else (0, 0)
+            common += 1
+        # One continues the other: its end was interpolated within its own prompt, and that is the best we know.
+        return (count, last.end) if common >= last.end else (0, 0)
+
+    def _own_blocks(self, chunk: _Chunk) -> tuple[bytes, ...]:
+        return chunk.run.blocks[chunk.end - chunk.own : chunk.end] if chunk.run is not None else ()
+
+    def _put(self, name: int, chunk: _Chunk) -> bool:
+        """Insert or replace, as most recently used. True when it was not there."""
+        new = name not in self._chunks
+        if not new:
+            self._drop(name)
+        self._chunks[name] = chunk
+        self._tokens += chunk.tokens
+        if chunk.run is not None:
+            if not chunk.run.users:
+                self._references += len(chunk.run.blocks)
+            chunk.run.users += 1
+            for block in self._own_blocks(chunk):
+                self._by_block.setdefault(block, set()).add(name)
+        return new
+
+    def _drop(self, name: int) -> None:
+        chunk = self._chunks.pop(name)
+        self._tokens -= chunk.tokens
+        for block in self._own_blocks(chunk):
+            holders = self._by_block.get(block)
+            if holders is not None:
+                holders.discard(name)
+                if not holders:
+                    del self._by_block[block]
+        if chunk.run is not None:
+            chunk.run.users -= 1
+            if not chunk.run.users:
+                self._references -= len(chunk.run.blocks)
+
+    def _changes(self, added_backwards: list[int]) -> Changes:
+        withdrawn = self._shrink()
+        if not withdrawn:
+            return Changes(tuple(reversed(added_backwards)))
+        gone, came = set(withdrawn), set(added_backwards)
+        return Changes(
+            tuple(chunk for chunk in reversed(added_backwards) if chunk not in gone),
+            tuple(chunk for chunk in withdrawn if chunk not in came),
+        )
+
+    def _shrink(self) -> tuple[int, ...]:
+        withdrawn: list[int] = []
+        while self._chunks and (
+            len(self._chunks) > self.max_chunks
+            or self._references > self.max_references
+            or (self.max_tokens and self._tokens > self.max_tokens)
+        ):
+            oldest = next(iter(self._chunks))
+            self._drop(oldest)
+            withdrawn.append(oldest)
+        return tuple(withdrawn)

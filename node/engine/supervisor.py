@@ -1,0 +1,291 @@
+"""Keeps one engine running: the processes, probes and timers around the rules of `node.engine.lifecycle`.
+
+Everything happens in the event loop that called `start`. One task asks the engine how it is as long as the
+supervisor lives (`_probe`), one goes with each process (`_run`). Every event goes through `_feed`, that hands it
+to the rules and does what they say; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import aiohttp
+
+from node.engine import lifecycle as life
+from node.engine import probe
+from node.engine.client import EngineAddress, engine_address, open_session
+from node.engine.command import EngineCommand
+from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
+from node.engine.failure import Cause, Failure, explain, failure_of
+from node.engine.log import EngineLog
+from node.engine.prepare import prepare_vllm
+from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
+from node.engine.progress import describe
+from node.errors import EngineError
+from node.settings import Settings
+
+#: Seconds between two probes while the engine starts and while it runs.
+PROBE_STARTING_S = 0.5
+PROBE_READY_S = 2.0
+#: Deadline of one probe, seconds: a busy engine answers late.
+PROBE_TIMEOUT_S = 5.0
+#: The models are asked for again at each of this many probes: adapters come and go.
+MODELS_EVERY = 5
+
+#: Makes the command of the next start; is given a function that shows progress. May raise `LocalError`.
+Prepare = Callable[[Callable[[str], None]], Awaitable[EngineCommand]]
+
+_log = logging.getLogger(__name__)
+
+
+def lifecycle_config(settings: Settings) -> life.LifecycleConfig:
+    """The times of an engine's life that these settings ask for."""
+    return life.LifecycleConfig(
+        start_timeout_s=settings.engine_start_timeout_s,
+        stop_grace_s=settings.stop_grace_s,
+        attached=bool(settings.engine_url),
+    )
+
+
+class EngineSupervisor:
+    """One node's engine. Give `prepare` to start something else than vLLM (tests do)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        listener: Callable[[EngineEvent], None],
+        prepare: Prepare | None = None,
+        config: life.LifecycleConfig | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.address: EngineAddress = engine_address(settings)
+        self.models: tuple[EngineModel, ...] = ()
+        self.version = ""
+        self.progress = ""
+        self.log = EngineLog(settings.engine_log)
+        self._settings = settings
+        self._listener = listener
+        self._prepare = prepare or (lambda say: prepare_vllm(settings, say))
+        self._core = life.Lifecycle(config or lifecycle_config(settings), rng or random.Random())
+        self._marker = f"{settings.run_dir}:{settings.name}"
+        self._session: aiohttp.ClientSession | None = None
+        self._process: EngineProcess | None = None
+        self._preparing: asyncio.Future[EngineCommand] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._starts = 0
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        return self._core.state
+
+    @property
+    def reason(self) -> str:
+        """Why it is down, in one sentence; empty when it is not."""
+        return self._core.reason
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self._core.state is EngineState.READY
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine's guard, None without a process."""
+        return self._process.pid if self._process else None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The session to the engine, from `start` to `stop`."""
+        if self._session is None:
+            raise EngineError("the engine has no session before start and after stop")
+        return self._session
+
+    async def start(self) -> None:
+        """Begin; returns at once, the engine comes up in the background. Never raises for a fault of the engine."""
+        if self._session is not None:
+            return
+        self._session = open_session(self.address)
+        self.log.open()
+        self._feed(life.Begin())
+        self._keep(self._probe())
+
+    async def stop(self) -> None:
+        """End the engine within the grace of the settings, and everything of this object. Idempotent."""
+        if self._session is None:
+            return
+        self._feed(life.Stop())
+        await self.wait_for(EngineState.STOPPED)
+        session, self._session = self._session, None
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.log.close()
+        await session.close()
+
+    async def wait_for(self, *states: EngineState) -> EngineState:
+        """Until the engine is in one of `states`; the caller sets the deadline."""
+        while self.state not in states:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.state
+
+    def note_activity(self) -> None:
+        """Tell that bytes came from the engine: a busy engine is not a dead one."""
+        self._feed(life.Active())
+
+    def tail(self) -> list[str]:
+        """The last lines of the engine's log, oldest first."""
+        return self.log.tail()
+
+    def snapshot(self) -> dict[str, object]:
+        """The state as plain JSON values."""
+        return {
+            "state": self.state.value,
+            "reason": self.reason,
+            "progress": self.progress,
+            "starts": self._starts,
+            "pid": self.pid,
+            "address": str(self.address),
+            "version": self.version,
+            "models": [model.id for model in self.models],
+            "log": None if self._settings.engine_url else str(self.log.path),
+        }
+
+    def _feed(self, event: life.Event) -> None:
+        loop = asyncio.get_running_loop()
+        for action in self._core.handle(event, loop.time()):
+            self._do(action)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._core.deadline is not None:
+            self._timer = loop.call_at(self._core.deadline, self._feed, life.Tick())
+
+    def _do(self, action: life.Action) -> None:
+        match action:
+            case life.Spawn():
+                self._keep(self._run())
+            case life.Enter(state, reason):
+                self._entered(state, reason)
+            case life.Terminate():
+                self._terminate()
+            case life.Kill():
+                if self._process:
+                    self._process.kill()
+            case life.KillGuard():
+                if self._process:
+                    self._process.kill_guard()
+
+    def _terminate(self) -> None:
+        if self._process:
+            self._process.terminate()
+        elif self._preparing:
+            self._preparing.cancel()
+
+    def _entered(self, state: EngineState, reason: str) -> None:
+        self._changed.set()
+        if state is EngineState.READY:
+            self._say("")
+            if self._process:
+                self._process.record()
+            self._tell(EngineReady(self.models, self.version))
+        else:
+            self._tell(EngineDown(state, reason))
+
+    def _say(self, text: str) -> None:
+        if text != self.progress:
+            self.progress = text
+            if text:
+                self._tell(EngineProgress(text))
+
+    def _tell(self, event: EngineEvent) -> None:
+        try:
+            self._listener(event)
+        except Exception:
+            _log.exception("the listener of the engine failed on %r", event)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self) -> None:
+        """One start of the engine, until nothing of it is left."""
+        self._starts += 1
+        try:
+            failure = await self._one_run()
+        except Exception as error:
+            failure = failure_of(error)
+        self._process = None
+        self._say("")
+        self._feed(life.Exited(failure))
+
+    async def _one_run(self) -> Failure:
+        await asyncio.to_thread(sweep, self._marker)
+        self._preparing = asyncio.ensure_future(self._prepare(self._say))
+        try:
+            command = await self._preparing
+        except asyncio.CancelledError:
+            if self.state is not EngineState.STOPPING:
+                raise
+            return Failure(Cause.KILLED, "the node stopped")
+        finally:
+            self._preparing = None
+        killed_before = oom_kills()
+        self.log.begin(" ".join(command.argv))
+        process = await spawn(command.argv, command.env, self._marker)
+        self._process = process
+        if self.state is EngineState.STOPPING:
+            process.terminate()
+        pump = asyncio.ensure_future(process.pump(self._line))
+        try:
+            status = await process.wait()
+        finally:
+            await pump
+        return explain(self.log.tail(), status, model=command.model, oom_kills=oom_kills() - killed_before)
+
+    def _line(self, line: str) -> None:
+        self.log.add(line)
+        if self.state is EngineState.STARTING:
+            step = describe(line)
+            if step:
+                self._say(step)
+
+    async def _probe(self) -> None:
+        turn = 0
+        while True:
+            if self._process or self._settings.engine_url:
+                await self._probe_once(ask_models=not self.ready or turn % MODELS_EVERY == 0)
+                turn += 1
+            await asyncio.sleep(PROBE_READY_S if self.ready else PROBE_STARTING_S)
+
+    async def _probe_once(self, *, ask_models: bool) -> None:
+        start = self._starts
+        health = await probe.probe_health(self.session, self.address, PROBE_TIMEOUT_S)
+        models, version = self.models, self.version
+        if health.ok and ask_models:
+            try:
+                models = await probe.probe_models(self.session, self.address, PROBE_TIMEOUT_S)
+                version = await probe.probe_version(self.session, self.address, PROBE_TIMEOUT_S)
+            except EngineError as error:
+                health = probe.Health(ok=False, detail=str(error))
+        if start != self._starts or self.state is EngineState.STOPPED:
+            return  # the answer of an earlier process
+        if not health.ok:
+            self._feed(life.Silent(health.refused, health.detail))
+            return
+        changed = (models, version) != (self.models, self.version)
+        was_ready = self.ready
+        self.models, self.version = models, version
+        self._feed(life.Answered())
+        if was_ready and changed:
+            self._tell(EngineReady(models, version))

@@ -1,0 +1,64 @@
+"""A decision in words and numbers, for `/route/explain`, the page and the log of decisions. JSON-able."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node.eligible import status
+from node.plan import Plan, Refusal
+from node.prompt.request import ParsedRequest
+from node.view import ClusterView
+
+#: Nodes that are listed as excluded; the rest is counted.
+MAX_EXCLUDED = 64
+
+
+def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal) -> dict[str, object]:
+    """What was decided, and every candidate's terms in milliseconds.
+
+    Decide with `every=True, commit=False` first: then the costs of all candidates are there and nothing is
+    remembered of the question.
+    """
+    asked: dict[str, object] = {
+        "path": request.path,
+        "model": request.model,
+        "prompt_bytes": request.prompt_bytes,
+        "prompt_tokens": request.est_prompt_tokens,
+        "prompt_tokens_exact": request.exact_tokens,
+        "chunks": len(request.chunks),
+        "max_tokens": request.max_tokens,
+        "stream": request.stream,
+    }
+    answer: dict[str, object] = {"request": asked, "matched_chunks": dict(view.matched)}
+    if isinstance(decision, Refusal):
+        answer["refusal"] = {"status": decision.status, "code": decision.code, "message": decision.message}
+        answer["excluded"] = _excluded(view, request.model or "", (), set())
+        return answer
+    answer["plan"] = {
+        "target": decision.target,
+        "source": decision.source,
+        "reason": decision.reason,
+        "policy": decision.policy,
+        "model": decision.model,
+        "chunks": decision.chunks,
+        "matched_tokens": decision.matched_tokens,
+        "prompt_tokens": decision.prompt_tokens,
+        "hops": decision.hops,
+        "visited": list(decision.visited),
+    }
+    answer["candidates"] = [cost.as_dict() for cost in decision.costs]
+    weighed = {cost.name for cost in decision.costs}
+    answer["excluded"] = _excluded(view, decision.model, decision.visited, weighed)
+    return answer
+
+
+def _excluded(view: ClusterView, model: str, visited: Sequence[str], weighed: set[str]) -> list[dict[str, str]]:
+    listed: list[dict[str, str]] = []
+    for candidate in view.candidates:
+        if candidate.name in weighed:
+            continue
+        why = status(candidate, model, visited) or "not weighed: suspected, or a context that is too short"
+        if len(listed) == MAX_EXCLUDED:
+            break
+        listed.append({"node": candidate.name, "why": why})
+    return listed

@@ -1,0 +1,1 @@
+"""The HTTP surface of a node: one file for each group of routes, `server` puts them together."""

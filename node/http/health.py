@@ -1,0 +1,51 @@
+"""``/healthz`` (the node lives), ``/readyz`` (somebody can serve), ``/metrics``, and the page at ``/``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import resources
+
+from aiohttp import web
+
+from node.http.errors import json_response
+from node.metrics import Metrics
+from node.registry import Registry
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: The page loads nothing from elsewhere and cannot be framed.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+}
+
+
+class HealthRoutes:
+    """What monitors ask for."""
+
+    def __init__(self, registry: Registry, metrics: Metrics, engine_metrics: Callable[[], Awaitable[bytes]]) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self._engine_metrics = engine_metrics
+        self._page: bytes | None = None
+
+    async def healthz(self, request: web.BaseRequest) -> web.Response:
+        """200 while the node's loop turns."""
+        return json_response({"status": "ok"})
+
+    async def readyz(self, request: web.BaseRequest) -> web.Response:
+        """200 when any node, this one or a peer, can take a request."""
+        serving = self._registry.serving()
+        ready = bool(serving)
+        return json_response({"ready": ready, "nodes": serving}, status=200 if ready else 503)
+
+    async def metrics(self, request: web.BaseRequest) -> web.Response:
+        """Our metrics, then the engine's own."""
+        body = self._metrics.page() + await self._engine_metrics()
+        return web.Response(body=body, headers={"Content-Type": _METRICS_TYPE})
+
+    async def page(self, request: web.BaseRequest) -> web.Response:
+        """The live page."""
+        if self._page is None:
+            self._page = resources.files("node").joinpath("page/index.html").read_bytes()
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)

@@ -1,0 +1,89 @@
+"""Reading a request: its head as it came, its body whole and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from aiohttp import HttpVersion11, web
+
+from node.errors import BadRequest
+from node.http.errors import ApiError, ApiFailure
+from node.prompt import ParsedRequest, parse_request
+from node.relay.headers import HeaderList, valid_request_id
+
+#: Seconds between two pieces of a body; a client that sends slower than this holds memory for nothing.
+BODY_IDLE_S = 30.0
+
+_MIB = 1024 * 1024
+
+
+def header_list(request: web.BaseRequest) -> HeaderList:
+    """The request's headers in order, duplicates kept."""
+    return [
+        (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+        for name, value in request.raw_headers
+    ]
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """The client's X-Request-Id when it is valid, otherwise a new one."""
+    given = request.headers.get("X-Request-Id")
+    if given is not None and valid_request_id(given):
+        return given
+    return uuid.uuid4().hex
+
+
+async def read_body(request: web.BaseRequest, limit_mib: int) -> bytes:
+    """Read the whole body.
+
+    :raises ApiFailure: 413 when it is larger than ``limit_mib``, 408 when it stops coming, 400 when it is cut.
+    """
+    limit = limit_mib * _MIB
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit_mib)
+    await _go_on(request)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        while piece := await asyncio.wait_for(request.content.readany(), BODY_IDLE_S):
+            size += len(piece)
+            if size > limit:
+                raise _too_large(limit_mib)
+            parts.append(piece)
+    except TimeoutError as error:
+        raise ApiFailure(ApiError(408, "body_timeout", "The request body stopped coming.")) from error
+    except web.RequestPayloadError as error:
+        raise ApiFailure(ApiError(400, "bad_body", f"The request body is broken: {error}.")) from error
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _go_on(request: web.BaseRequest) -> None:
+    """Answer ``Expect: 100-continue``: the head was good, the body may come."""
+    expect = request.headers.get("Expect", "").lower()
+    if not expect:
+        return
+    if expect != "100-continue":
+        raise ApiFailure(ApiError(417, "expectation_failed", "Only `Expect: 100-continue` is known here."))
+    if request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun
+
+
+def _too_large(limit_mib: int) -> ApiFailure:
+    message = f"The request body is larger than the {limit_mib} MiB that this node takes (--max-body-mib)."
+    return ApiFailure(ApiError(413, "request_too_large", message))
+
+
+def parse(request: web.BaseRequest, path: str, body: bytes) -> ParsedRequest:
+    """Read what routing needs.
+
+    :raises ApiFailure: 400 when the body is no JSON object where it has to be one, 415 when it is compressed.
+    """
+    if body and request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        message = "Compressed request bodies are not taken: the model's name could not be read."
+        raise ApiFailure(ApiError(415, "compressed_body", message))
+    try:
+        return parse_request(path, body, request.headers.get("Content-Type", ""))
+    except BadRequest as error:
+        raise ApiFailure(ApiError(400, "invalid_json", str(error))) from error

@@ -1,0 +1,127 @@
+"""``/peer/*``: requests that other nodes forward to us. We admit on live state or refuse at once; never forward on.
+
+Rules:
+1. Authenticated: a signature by the cluster key, or without a key the address of a current member.
+2. A plan that names another target is refused, so no request can go in circles.
+3. Every refusal carries `REFUSED_HEADER` (or `BUSY_HEADER` with our fresh load vector), so that the entry can tell
+   it from an answer of our engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from node.errors import RemoteError
+from node.http.auth import AUTH_HEADER, PeerSigner, check_peer
+from node.http.errors import ApiError, ApiFailure
+from node.http.intake import header_list, parse, read_body, request_id
+from node.load import LoadVector
+from node.metrics import Metrics
+from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
+from node.plan import Plan, RouteOptions, decode_plan
+from node.registry import Registry
+from node.relay.answer import Relay
+from node.relay.call import Busy, Call, Failed, Opened
+from node.relay.deadlines import Deadlines
+from node.relay.forward import write_load
+from node.relay.headers import for_downstream, for_upstream, internal
+from node.relay.ports import Runner
+from node.settings import Settings
+
+
+class PeerRoutes:
+    """The routes that only peers use."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        registry: Registry,
+        signer: PeerSigner,
+        local: Runner,
+        metrics: Metrics,
+        deadlines: Deadlines,
+        vector: Callable[[], LoadVector],
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._signer = signer
+        self._local = local
+        self._metrics = metrics
+        self._deadlines = deadlines
+        self._vector = vector
+        self._clock = clock
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Run a forwarded request, or refuse it."""
+        arrived = self._clock()
+        try:
+            plan = self._check(request)
+            call = await self._take(request, arrived, plan)
+        except ApiFailure as failure:
+            return self._refuse(failure.error)
+        outcome = await self._local.open(call, plan, predicted_ms=0.0)
+        if isinstance(outcome, Busy):
+            return self._busy(outcome)
+        if isinstance(outcome, Failed):
+            return self._refuse(ApiError(503, "target_failed", outcome.why))
+        return await self._relay(outcome, request)
+
+    def _check(self, request: web.BaseRequest) -> Plan:
+        ours = internal(header_list(request))
+        header = ours.get(PLAN_HEADER, "")
+        rid = request.headers.get("X-Request-Id", "")
+        error = check_peer(
+            self._signer,
+            call=(request.method, request.raw_path, rid, header),
+            header=ours.get(AUTH_HEADER),
+            remote=request.remote,
+            member_hosts=self._registry.member_hosts(),
+        )
+        if error is not None:
+            raise ApiFailure(error)
+        try:
+            plan = decode_plan(header)
+        except RemoteError as broken:
+            self._metrics.remote_errors.labels("plan").inc()
+            raise ApiFailure(ApiError(400, "bad_plan", str(broken))) from broken
+        if plan.target != self._settings.name:
+            raise ApiFailure(ApiError(421, "misdirected", f"This is not {plan.target}."))
+        if not self._registry.serves(plan.model):
+            raise ApiFailure(ApiError(503, "model_gone", f"This node does not serve {plan.model!r} now."))
+        return plan
+
+    async def _take(self, request: web.BaseRequest, arrived: float, plan: Plan) -> Call:
+        target = request.raw_path.removeprefix(PEER_PREFIX)
+        body = await read_body(request, self._settings.max_body_mib)
+        parsed = parse(request, target.partition("?")[0], body)
+        headers = for_upstream(header_list(request))
+        options = RouteOptions(rid=plan.rid)
+        return Call(request.method, target, headers, parsed, request_id(request), options, arrived)
+
+    async def _relay(self, opened: Opened, request: web.BaseRequest) -> web.StreamResponse:
+        headers = for_downstream(opened.upstream.headers) + opened.headers
+        relay = Relay(request, opened.upstream, headers, idle_s=self._deadlines.idle_s, on_piece=opened.on_piece)
+        self._metrics.served.labels(str(opened.upstream.status)).inc()
+        whole = False
+        try:
+            response = await relay.run(opened.first)
+            whole = relay.error is None
+        finally:
+            opened.end(whole)
+        return response
+
+    def _busy(self, busy: Busy) -> web.Response:
+        self._metrics.served.labels("busy").inc()
+        headers = {BUSY_HEADER: "1", LOAD_HEADER: write_load(busy.load or self._vector())}
+        return ApiError(429, "node_busy", "This node is full.").response(headers)
+
+    def _refuse(self, error: ApiError) -> web.Response:
+        self._metrics.served.labels("refused").inc()
+        why = error.message.encode("ascii", "replace").decode()[:200].replace("\n", " ").replace("\r", " ")
+        response = error.response({REFUSED_HEADER: why})
+        response.force_close()  # the body may not have been read
+        return response

@@ -1,0 +1,151 @@
+"""The load vector: what a node tells every other node about itself, a few times a second.
+
+Promises
+1. Encoded it is at most `MAX_BYTES` long, however many peers there are: round trips and rates that do not
+   fit are left out, the last ones of the mapping first.
+2. `decode` raises `RemoteError` and nothing else; every number it returns is finite and within its range.
+3. A rate or latency of 0 means "not measured yet". The reader fills it with what is typical among the peers
+   (`node.view.Typical`), so that a new node is neither shunned nor flooded.
+
+Age and sequence number travel beside the vector (gossip rows carry both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from node.errors import LocalError, RemoteError
+from node.wire import NAME, flag, integer, number, pack, unpack_map
+from node.wire import name as node_name
+
+#: The longest encoded vector; gossip packs several of them into one datagram.
+MAX_BYTES = 1024
+
+#: Ranges, far beyond anything real: they keep arithmetic on foreign numbers finite.
+MAX_COUNT = 1_000_000
+MAX_TOKENS = 1_000_000_000
+MAX_RATE = 1e15
+MAX_MS = 1e9
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadVector:
+    """One node's own measurements. Latencies in milliseconds, rates per second; 0 = not measured."""
+
+    #: The engine answers and admits requests.
+    ready: bool = False
+    #: The node finishes what it has and takes nothing new.
+    draining: bool = False
+    #: Requests that the engine computes now, and requests that wait in front of it.
+    running: int = 0
+    waiting: int = 0
+    #: Requests the engine computes at once; more of them wait. 0 = unknown.
+    slots: int = 0
+    #: Prompt tokens that still have to be computed for admitted requests (cached ones not counted).
+    queued_tokens: int = 0
+    #: Share of the KV cache that running requests hold, 0..1.
+    kv_use: float = 0.0
+    #: Prompt tokens computed per second of prefill; tokens per second of one decoding stream.
+    prefill_tps: float = 0.0
+    decode_tps: float = 0.0
+    #: Over the last 100 requests: time to first token, mean gap between tokens, whole request.
+    ttft_p50_ms: float = 0.0
+    ttft_p95_ms: float = 0.0
+    itl_p50_ms: float = 0.0
+    itl_p95_ms: float = 0.0
+    e2e_p50_ms: float = 0.0
+    e2e_p95_ms: float = 0.0
+    #: Latency vector: round trip to each peer in milliseconds, and bytes per second of KV pulled from it.
+    rtts: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def active(self) -> int:
+        """Requests the node has admitted and not finished."""
+        return self.running + self.waiting
+
+    def encode(self) -> bytes:
+        """Pack into at most `MAX_BYTES`; mappings are cut to what fits, keeping their first entries."""
+        base = pack({**self._fields(), "r": {}, "b": {}})
+        # Each map may grow from a 1-byte to a 3-byte header.
+        room = MAX_BYTES - len(base) - 4
+        # Half of the room each, and what one of them leaves over to the other.
+        _, spared = _fitting(self.rates.items(), room // 2)
+        rtts, left = _fitting(self.rtts.items(), room - room // 2 + spared)
+        rates, _ = _fitting(self.rates.items(), room // 2 - spared + left)
+        return pack({**self._fields(), "r": rtts, "b": rates})
+
+    def _fields(self) -> dict[str, object]:
+        values: dict[str, object] = {"v": _VERSION, "ok": self.ready, "dr": self.draining}
+        for key, attribute in _COUNTS.items():
+            values[key] = int(getattr(self, attribute))
+        for key, (attribute, _) in _REALS.items():
+            values[key] = float(getattr(self, attribute))
+        return values
+
+
+#: Wire key -> attribute; one and two letters keep the vector small.
+_COUNTS = {"ru": "running", "wa": "waiting", "sl": "slots", "qt": "queued_tokens"}
+_COUNT_LIMIT = {"ru": MAX_COUNT, "wa": MAX_COUNT, "sl": MAX_COUNT, "qt": MAX_TOKENS}
+_REALS = {
+    "kv": ("kv_use", 1.0),
+    "pf": ("prefill_tps", MAX_RATE),
+    "de": ("decode_tps", MAX_RATE),
+    "t5": ("ttft_p50_ms", MAX_MS),
+    "t9": ("ttft_p95_ms", MAX_MS),
+    "i5": ("itl_p50_ms", MAX_MS),
+    "i9": ("itl_p95_ms", MAX_MS),
+    "e5": ("e2e_p50_ms", MAX_MS),
+    "e9": ("e2e_p95_ms", MAX_MS),
+}
+
+
+def _fitting(items: Iterable[tuple[str, float]], room: int) -> tuple[dict[str, float], int]:
+    """The first items that fit into `room` bytes, and the room left."""
+    kept: dict[str, float] = {}
+    for peer, value in items:
+        if NAME.fullmatch(peer) is None:
+            raise LocalError(f"{peer!r} is no node name")
+        size = (1 if len(peer) < 32 else 2) + len(peer) + 5  # string header, name, single precision float
+        if size > room:
+            break
+        kept[peer] = float(value)
+        room -= size
+    return kept, room
+
+
+def decode(data: bytes) -> LoadVector:
+    """The vector in `data`. Raises `RemoteError` when it is too long, malformed or out of range."""
+    fields = unpack_map(data, MAX_BYTES, "load vector")
+    integer(fields, "v", 1, 1 << 16)  # newer versions only add keys
+    counts = {attribute: integer(fields, key, 0, _COUNT_LIMIT[key], 0) for key, attribute in _COUNTS.items()}
+    reals = {attribute: number(fields, key, 0.0, high, 0.0) for key, (attribute, high) in _REALS.items()}
+    return LoadVector(
+        ready=flag(fields, "ok"),
+        draining=flag(fields, "dr"),
+        running=counts["running"],
+        waiting=counts["waiting"],
+        slots=counts["slots"],
+        queued_tokens=counts["queued_tokens"],
+        kv_use=reals["kv_use"],
+        prefill_tps=reals["prefill_tps"],
+        decode_tps=reals["decode_tps"],
+        ttft_p50_ms=reals["ttft_p50_ms"],
+        ttft_p95_ms=reals["ttft_p95_ms"],
+        itl_p50_ms=reals["itl_p50_ms"],
+        itl_p95_ms=reals["itl_p95_ms"],
+        e2e_p50_ms=reals["e2e_p50_ms"],
+        e2e_p95_ms=reals["e2e_p95_ms"],
+        rtts=_peer_numbers(fields, "r", MAX_MS),
+        rates=_peer_numbers(fields, "b", MAX_RATE),
+    )
+
+
+def _peer_numbers(fields: Mapping[str, object], key: str, high: float) -> dict[str, float]:
+    raw = fields.get(key, {})
+    if not isinstance(raw, dict):
+        raise RemoteError(f"{key}: no map")
+    return {node_name(peer, key): number({key: value}, key, 0.0, high) for peer, value in raw.items()}

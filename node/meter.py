@@ -1,0 +1,338 @@
+"""The node's own measurements, from what happens to the requests its engine has.
+
+Promises
+1. Events may be missing, late or come twice: a request is counted once, from `dispatched` to the first of
+   `finished` and `failed`, and events of unknown requests change nothing but a counter.
+2. Bounded: `MAX_REQUESTS` tracked at once, windows of `WINDOW` values; a request whose end is never reported is
+   given up after `FORGET_S`.
+3. The engine's own report wins over counting for `REPORT_S`, corrected by what happened since it: an engine that
+   we are attached to may serve others too.
+
+A request: dispatched -> (started) -> (prefilled) -> (first byte) -> finished or failed. Engines without our
+connector report only bytes: then the first byte stands for both started and prefilled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from node.load import LoadVector
+from node.window import Rate, Window
+
+#: Requests that quantiles are taken over (the seed's latency policy: last 100).
+WINDOW = 100
+
+#: Requests tracked at once; the oldest are given up beyond.
+MAX_REQUESTS = 4096
+
+#: Seconds after which a request without any event is taken for lost, and an engine's report for outdated.
+FORGET_S = 3600.0
+REPORT_S = 5.0
+
+#: Prefills below this many tokens measure the engine's step, not its rate.
+MIN_PREFILL_TOKENS = 32
+
+#: Share of the past that one more finished request leaves.
+KEEP = 0.9
+
+#: Until something is measured.
+PRIOR_PREFILL_TPS = 1000.0
+PRIOR_DECODE_TPS = 40.0
+
+
+@dataclass(slots=True)
+class _Request:
+    dispatched: float
+    touched: float
+    #: Prompt tokens left to compute, as far as known.
+    uncached: int
+    #: Nobody else was there when it came: its time to first token is its prefill.
+    alone: bool
+    started: bool = False
+    #: Its uncached tokens count as being computed.
+    begun: bool = False
+    prefilled: bool = False
+    #: The connector measured the prefill itself.
+    timed: bool = False
+    first_byte: float | None = None
+    last_byte: float | None = None
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Report:
+    running: int
+    waiting: int
+    kv_use: float
+    at: float
+    finished_since: int = 0
+
+
+@dataclass(slots=True)
+class MeterCounts:
+    """Totals since start, for metrics."""
+
+    finished: int = 0
+    failed: int = 0
+    forgotten: int = 0
+    #: Events that named no request we know.
+    unknown: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    predicted_cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Windows:
+    ttft: Window = field(default_factory=lambda: Window(WINDOW))
+    gap: Window = field(default_factory=lambda: Window(WINDOW))
+    whole: Window = field(default_factory=lambda: Window(WINDOW))
+
+
+class LoadMeter:
+    """Fed with events, gives the load vector. `now` is monotonic seconds, never going back."""
+
+    def __init__(self, *, slots: int = 0) -> None:
+        #: Requests that the engine computes at once (vLLM: max_num_seqs); 0 = unknown.
+        self.slots = slots
+        self.counts = MeterCounts()
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._windows = _Windows()
+        self._prefill = Rate(KEEP)
+        self._decode = Rate(KEEP)
+        self._report: _Report | None = None
+        #: The engine's connector has reported a start: then "not started" means waiting.
+        self._sees_starts = False
+        #: Prompt tokens not computed yet: of all requests, and of those being computed since `_progress`.
+        self._ahead = 0
+        self._begun = 0
+        self._progress = 0.0
+
+    def dispatched(self, rid: str, now: float, est_tokens: int, cached_est: int = 0) -> None:
+        """The engine got a request of about `est_tokens`, of which about `cached_est` are in its cache."""
+        if rid in self._requests:
+            return
+        while len(self._requests) >= MAX_REQUESTS:
+            self._settle(self._requests.popitem(last=False)[1])
+            self.counts.forgotten += 1
+        request = _Request(now, now, uncached=0, alone=not self._requests)
+        self._requests[rid] = request
+        self._owe(request, max(0, est_tokens - cached_est))
+        if not self._sees_starts:
+            self._begin(request, now)
+        self.counts.predicted_cached_tokens += max(0, min(cached_est, est_tokens))
+
+    def started(self, rid: str, now: float, prompt_tokens: int, cached_tokens: int) -> None:
+        """The engine scheduled it; its real length, and what it found in caches (its own and pulled)."""
+        self._sees_starts = True
+        request = self._touch(rid, now)
+        if request is None or request.started:
+            return
+        request.started = True
+        if not request.prefilled:
+            self._owe(request, max(0, prompt_tokens - cached_tokens))
+            self._begin(request, now)
+        self.counts.prompt_tokens += max(0, prompt_tokens)
+        self.counts.cached_tokens += max(0, min(cached_tokens, prompt_tokens))
+
+    def prefilled(self, rid: str, now: float, seconds: float) -> None:
+        """Its prompt is computed; that took `seconds` from when it was scheduled."""
+        request = self._touch(rid, now)
+        if request is None:
+            return
+        if not request.timed and request.started and request.uncached >= MIN_PREFILL_TOKENS:
+            self._prefill.add(request.uncached, seconds)
+        request.timed = True
+        self._prompt_done(request, now)
+
+    def first_byte(self, rid: str, now: float) -> None:
+        """The first byte of a streamed answer came. Do not report it for answers that come in one piece."""
+        request = self._touch(rid, now)
+        if request is None or request.first_byte is not None:
+            return
+        request.first_byte = request.last_byte = now
+        request.tokens = max(1, request.tokens)
+        ttft = now - request.dispatched
+        self._windows.ttft.add(ttft * 1000)
+        if request.alone and not request.timed and not self._sees_starts and request.uncached >= MIN_PREFILL_TOKENS:
+            self._prefill.add(request.uncached, ttft)
+        self._prompt_done(request, now)
+
+    def chunk(self, rid: str, now: float, tokens: int = 1) -> None:
+        """More of a streamed answer came, `tokens` tokens as far as one can tell."""
+        request = self._touch(rid, now)
+        if request is None:
+            return
+        if request.first_byte is None:
+            self.first_byte(rid, now)
+            return
+        request.last_byte = now
+        request.tokens += max(0, tokens)
+
+    def finished(self, rid: str, now: float, output_tokens: int | None = None) -> None:
+        """It is done. `output_tokens` from the engine's usage, where known."""
+        request = self._end(rid)
+        if request is None:
+            return
+        self.counts.finished += 1
+        tokens = request.tokens if output_tokens is None else max(0, output_tokens)
+        self.counts.output_tokens += tokens
+        self._windows.whole.add((now - request.dispatched) * 1000)
+        if request.first_byte is not None and request.last_byte is not None and tokens > 1:
+            seconds = request.last_byte - request.first_byte
+            if seconds > 0:
+                self._windows.gap.add(seconds / (tokens - 1) * 1000)
+                self._decode.add(tokens - 1, seconds)
+
+    def failed(self, rid: str, now: float) -> None:
+        """It ended without an answer (error, abort, client gone): nothing is learnt from its times."""
+        if self._end(rid) is not None:
+            self.counts.failed += 1
+
+    def engine_load(self, now: float, running: int, waiting: int, kv_use: float) -> None:
+        """What the engine itself reports. Nonsense is brought into range: the engine is ours, or an unknown one."""
+        use = 0.0 if math.isnan(kv_use) else min(1.0, max(0.0, kv_use))
+        self._report = _Report(max(0, running), max(0, waiting), use, now)
+
+    def engine_lost(self, now: float) -> None:
+        """The engine is gone, with all its requests; what was learnt about its speed stays."""
+        self.counts.failed += len(self._requests)
+        self._requests.clear()
+        self._ahead = self._begun = 0
+        self._report = None
+
+    @property
+    def active(self) -> int:
+        """Requests that the engine has from us."""
+        return len(self._requests)
+
+    @property
+    def prefill_tps(self) -> float:
+        """Prompt tokens per second; a prior until one is measured."""
+        return self._prefill.per_second or PRIOR_PREFILL_TPS
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second of one stream; a prior until one is measured."""
+        return self._decode.per_second or PRIOR_DECODE_TPS
+
+    def queued_tokens(self, now: float) -> int:
+        """Prompt tokens still to be computed; what the engine has computed of a running prefill is estimated."""
+        done = min(self._begun, int(self.prefill_tps * max(0.0, now - self._progress)))
+        return self._ahead - done
+
+    def vector(
+        self,
+        now: float,
+        *,
+        ready: bool,
+        draining: bool,
+        rtts: dict[str, float] | None = None,
+        rates: dict[str, float] | None = None,
+    ) -> LoadVector:
+        """The load vector as of `now`. Rates that were never measured are 0."""
+        self._forget(now)
+        running, waiting = self._occupancy(now)
+        windows = self._windows
+        return LoadVector(
+            ready=ready,
+            draining=draining,
+            running=running,
+            waiting=waiting,
+            slots=self.slots,
+            queued_tokens=self.queued_tokens(now),
+            kv_use=self._report.kv_use if self._report is not None else 0.0,
+            prefill_tps=self._prefill.per_second,
+            decode_tps=self._decode.per_second,
+            ttft_p50_ms=windows.ttft.quantile(0.5),
+            ttft_p95_ms=windows.ttft.quantile(0.95),
+            itl_p50_ms=windows.gap.quantile(0.5),
+            itl_p95_ms=windows.gap.quantile(0.95),
+            e2e_p50_ms=windows.whole.quantile(0.5),
+            e2e_p95_ms=windows.whole.quantile(0.95),
+            rtts=rtts or {},
+            rates=rates or {},
+        )
+
+    def validate(self) -> None:
+        """Every invariant of the books, for tests."""
+        assert len(self._requests) <= MAX_REQUESTS
+        assert self._ahead == sum(r.uncached for r in self._requests.values())
+        assert self._begun == sum(r.uncached for r in self._requests.values() if r.begun)
+        for request in self._requests.values():
+            assert request.uncached >= 0
+            assert request.prefilled or request.first_byte is None
+            assert not request.uncached or not request.prefilled
+            assert request.first_byte is None or (request.last_byte or 0) >= request.first_byte
+
+    def _occupancy(self, now: float) -> tuple[int, int]:
+        ours = len(self._requests)
+        report = self._report
+        if report is not None and now - report.at <= REPORT_S:
+            theirs = max(0, report.running + report.waiting - report.finished_since)
+            total = max(ours, theirs)
+            running = min(report.running, total)
+            if report.waiting == 0:
+                # Nobody queued there: what came since runs too, as far as slots are known to be free.
+                running = min(total, max(running, self.slots or running))
+            return running, total - running
+        if self._sees_starts:
+            running = sum(1 for request in self._requests.values() if request.started or request.prefilled)
+        else:
+            running = min(ours, self.slots) if self.slots else ours
+        return running, ours - running
+
+    def _touch(self, rid: str, now: float) -> _Request | None:
+        request = self._requests.get(rid)
+        if request is None:
+            self.counts.unknown += 1
+            return None
+        request.touched = now
+        self._requests.move_to_end(rid)
+        return request
+
+    def _owe(self, request: _Request, tokens: int) -> None:
+        """It has `tokens` of its prompt left to compute."""
+        self._ahead += tokens - request.uncached
+        if request.begun:
+            self._begun += tokens - request.uncached
+        request.uncached = tokens
+
+    def _begin(self, request: _Request, now: float) -> None:
+        """The engine computes its prompt now."""
+        if not request.begun:
+            if not self._begun:
+                self._progress = now
+            request.begun = True
+            self._begun += request.uncached
+
+    def _settle(self, request: _Request) -> None:
+        """Nothing of its prompt is left to compute."""
+        self._owe(request, 0)
+
+    def _prompt_done(self, request: _Request, now: float) -> None:
+        if not request.prefilled:
+            request.prefilled = True
+            self._settle(request)
+            self._progress = now
+
+    def _end(self, rid: str) -> _Request | None:
+        request = self._requests.pop(rid, None)
+        if request is None:
+            self.counts.unknown += 1
+            return None
+        self._settle(request)
+        if self._report is not None:
+            self._report.finished_since += 1
+        return request
+
+    def _forget(self, now: float) -> None:
+        while self._requests:
+            rid, request = next(iter(self._requests.items()))
+            if now - request.touched <= FORGET_S:
+                return
+            self._settle(self._requests.pop(rid))
+            self.counts.forgotten += 1

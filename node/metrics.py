@@ -1,0 +1,159 @@
+"""What the node counts, for Prometheus and for its page. Names begin with ``grapevine_`` and end with their unit.
+
+Each node has a registry of its own, so that several nodes can live in one process (tests, simulations).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from node.plan import Plan, Refusal
+from node.relay.call import Call
+
+#: Decisions kept for the page.
+MAX_DECISIONS = 50
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
+
+Sample = tuple[str, str, float]
+"""Name without prefix, help text, value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line of the page's table."""
+
+    at: float
+    rid: str
+    model: str | None
+    target: str | None
+    reason: str
+    hops: int
+    status: int
+
+    def as_dict(self, now: float) -> dict[str, object]:
+        """JSON-able, with the age in place of the time."""
+        return {
+            "ago_s": round(max(0.0, now - self.at), 1),
+            "rid": self.rid,
+            "model": self.model,
+            "target": self.target,
+            "reason": self.reason,
+            "hops": self.hops,
+            "status": self.status,
+        }
+
+
+class _Live(Collector):
+    """Gauges read at the moment of the scrape."""
+
+    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, value in self._read():
+            yield GaugeMetricFamily(f"grapevine_{name}", text, value=value)
+
+
+class Metrics:
+    """Implements `node.relay.dispatch.Notes` and counts what the rest of the node reports."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.registry = CollectorRegistry()
+        self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        r = self.registry
+        self.requests = Counter("grapevine_requests", "Requests answered to clients.", ("place", "status"), registry=r)
+        self.first_byte = Histogram(
+            "grapevine_first_byte_seconds",
+            "From a request's arrival to the first byte of its answer.",
+            ("place",),
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.decide = Histogram(
+            "grapevine_decide_seconds", "Time taken to decide.", buckets=_DECIDE_SECONDS, registry=r
+        )
+        self.served = Counter("grapevine_peer_requests", "Requests of peers, by answer.", ("status",), registry=r)
+        self.retries = Counter("grapevine_retries", "Attempts that ended without an answer.", ("why",), registry=r)
+        self.wait = Histogram("grapevine_wait_seconds", "Time in the waiting room.", buckets=_SECONDS, registry=r)
+        self.broken = Counter(
+            "grapevine_broken_answers", "Answers that broke off after their first byte.", ("why",), registry=r
+        )
+        self.relayed = Counter("grapevine_relayed_bytes", "Bytes of answers relayed.", registry=r)
+        self.predicted = Counter(
+            "grapevine_predicted_cached_tokens", "Prompt tokens expected in the cache.", registry=r
+        )
+        self.actual = Counter(
+            "grapevine_actual_cached_tokens", "Prompt tokens the engine found in its cache.", registry=r
+        )
+        self.prompt = Counter("grapevine_prompt_tokens", "Prompt tokens the engine started.", registry=r)
+        self.pulls = Counter("grapevine_pulls", "Pulls of KV blocks from peers.", ("reason",), registry=r)
+        self.pulled_blocks = Counter("grapevine_pulled_blocks", "KV blocks pulled.", registry=r)
+        self.pulled_bytes = Counter("grapevine_pulled_bytes", "Bytes of KV pulled.", registry=r)
+        self.pull_seconds = Histogram("grapevine_pull_seconds", "Time of one pull.", buckets=_SECONDS, registry=r)
+        self.corrupt = Counter("grapevine_corrupt_blocks", "KV blocks that failed their check.", registry=r)
+        self.remote_errors = Counter(
+            "grapevine_remote_errors", "Messages of peers that made no sense.", ("what",), registry=r
+        )
+        self.members = Gauge("grapevine_members", "Members by state.", ("state",), registry=r)
+
+    def watch(self, read: Callable[[], Iterable[Sample]]) -> None:
+        """Add gauges that are read at each scrape."""
+        self.registry.register(_Live(read))
+
+    def page(self) -> bytes:
+        """Return our metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def decisions(self) -> list[dict[str, object]]:
+        """Return the latest decisions, newest first."""
+        now = self._clock()
+        return [decision.as_dict(now) for decision in reversed(self._decisions)]
+
+    def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
+        """Note a decision."""
+        self.decide.observe(seconds)
+
+    def retried(self, why: str) -> None:
+        """Note an attempt without an answer."""
+        self.retries.labels(why).inc()
+
+    def waited(self, seconds: float) -> None:
+        """Note a stay in the waiting room."""
+        self.wait.observe(seconds)
+
+    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+        """Note an answer or a refusal."""
+        place = "refused" if plan is None else "forwarded" if plan.hops else "local"
+        self.requests.labels(place, str(status)).inc()
+        if first_byte_s is not None:
+            self.first_byte.labels(place).observe(first_byte_s)
+        target, reason, hops = (plan.target, plan.reason, plan.hops) if plan else (None, "refused", 0)
+        model = call.parsed.model[:128] if call.parsed.model else None
+        self._decisions.append(Decision(self._clock(), call.rid, model, target, reason, hops, status))
+
+    def broke(self, call: Call, plan: Plan, why: str) -> None:
+        """Note an answer that broke off."""
+        self.broken.labels("client" if why == "client gone" else "target").inc()
+
+    def started(self, predicted: int, actual: int, prompt: int) -> None:
+        """Note what the engine found cached of a request's prompt, against what was predicted (tokens)."""
+        self.predicted.inc(predicted)
+        self.actual.inc(actual)
+        self.prompt.inc(prompt)
+
+    def pulled(self, reason: str, blocks: int, size: int, seconds: float, corrupt: int) -> None:
+        """Note a pull; ``reason`` is one of the puller's fixed words."""
+        self.pulls.labels(reason).inc()
+        self.pulled_blocks.inc(blocks)
+        self.pulled_bytes.inc(size)
+        self.pull_seconds.observe(seconds)
+        self.corrupt.inc(corrupt)

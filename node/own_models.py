@@ -1,0 +1,32 @@
+"""What our engine serves, as the records that peers read: the engine's own list joined with the connector's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvmigrate.link import Hello
+from node.engine.events import EngineModel
+from node.models import ModelInfo
+
+
+def own_models(models: Iterable[EngineModel], hello: Hello | None, *, created: int) -> dict[str, ModelInfo]:
+    """Return the records. ``hello`` is the connector's, None while it is not there; ``created`` in unix seconds.
+
+    Adapters get no fingerprint: their contents are in no hash, so their blocks are never exchanged.
+    """
+    records: dict[str, ModelInfo] = {}
+    for model in models:
+        adapter = model.parent is not None
+        kv = hello if hello is not None and hello.supported and not adapter else None
+        records[model.id] = ModelInfo(
+            id=model.id,
+            kind="adapter" if adapter else "base",
+            max_model_len=model.max_model_len or 0,
+            root=model.root,
+            parent=model.parent or "",
+            block_size=kv.block_size if kv else 0,
+            kv_token_bytes=kv.block_bytes * kv.ranks // max(1, kv.block_size) if kv else 0,
+            fingerprint=kv.fingerprint if kv else b"",
+            created=created,
+        )
+    return records

@@ -1,0 +1,144 @@
+"""Which node holds which chunk: the inverse of all prefix digests that gossip brought.
+
+Promises
+1. `longest` gives, per node, the number of chunks from the first one on that it holds without a gap. It costs
+   one look-up per chunk of the prompt however many nodes there are: holders are bits of one integer.
+2. Bounded: chunks per node, and pairs (node, chunk) over all nodes. Beyond, the oldest pairs go: first those of
+   the node itself, then those of the node that has most.
+3. What is lost only costs speed: a prefix that is not known to be held is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+#: Chunks remembered per node; what a node publishes is bounded the same way.
+MAX_PER_NODE = 16_384
+
+#: Pairs over all nodes, about 100 bytes each.
+MAX_PAIRS = 1 << 19
+
+#: Pairs taken from the largest node at once when the whole is full.
+_BATCH = 64
+
+
+class PeerPrefixes:
+    """The inverted index over all nodes, this one included if the owner feeds it."""
+
+    def __init__(self, *, max_per_node: int = MAX_PER_NODE, max_pairs: int = MAX_PAIRS) -> None:
+        self.max_per_node = max_per_node
+        self.max_pairs = max_pairs
+        self._holders: dict[int, int] = {}
+        self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        #: Per node its chunks, oldest first.
+        self._chunks: dict[str, dict[int, None]] = {}
+        self._pairs = 0
+
+    def __len__(self) -> int:
+        return self._pairs
+
+    def count(self, name: str) -> int:
+        """Chunks known of one node."""
+        return len(self._chunks.get(name, ()))
+
+    def learn(self, name: str, chunk: int) -> None:
+        """Node `name` holds `chunk`."""
+        bit = self._bits.get(name)
+        if bit is None:
+            bit = self._enter(name)
+        own = self._chunks[name]
+        if chunk in own:
+            return
+        if len(own) >= self.max_per_node:
+            self.forget(name, next(iter(own)))
+        elif self._pairs >= self.max_pairs:
+            self._make_room()
+            if name not in self._bits:  # it was the largest and gave up all
+                bit, own = self._enter(name), self._chunks[name]
+        own[chunk] = None
+        self._holders[chunk] = self._holders.get(chunk, 0) | bit
+        self._pairs += 1
+
+    def forget(self, name: str, chunk: int) -> None:
+        """Node `name` no longer holds `chunk`."""
+        own = self._chunks.get(name)
+        if own is None or chunk not in own:
+            return
+        del own[chunk]
+        self._pairs -= 1
+        left = self._holders[chunk] & ~self._bits[name]
+        if left:
+            self._holders[chunk] = left
+        else:
+            del self._holders[chunk]
+        if not own:
+            self._leave(name)
+
+    def drop(self, name: str) -> None:
+        """Forget everything of one node (it died, or lost its cache)."""
+        for chunk in list(self._chunks.get(name, ())):
+            self.forget(name, chunk)
+
+    def replace(self, name: str, chunks: Iterable[int]) -> None:
+        """Node `name` holds exactly `chunks`."""
+        self.drop(name)
+        for chunk in chunks:
+            self.learn(name, chunk)
+
+    def longest(self, chunks: Sequence[int]) -> dict[str, int]:
+        """Node -> chunks it holds from the first on, without a gap; nodes without the first are left out."""
+        if not chunks:
+            return {}
+        holders = self._holders
+        alive = holders.get(chunks[0], 0)
+        matched: dict[str, int] = {}
+        count = 0
+        for chunk in chunks:
+            still = alive & holders.get(chunk, 0)
+            if still != alive:
+                if count:
+                    for name in self._named(alive ^ still):
+                        matched[name] = count
+                alive = still
+            if not alive:
+                return matched
+            count += 1
+        for name in self._named(alive):
+            matched[name] = count
+        return matched
+
+    def validate(self) -> None:
+        """Every invariant, for tests."""
+        assert self._pairs == sum(len(own) for own in self._chunks.values()) <= self.max_pairs
+        assert self._bits.keys() == self._chunks.keys() == set(self._names.values())
+        assert all(0 < len(own) <= self.max_per_node for own in self._chunks.values())
+        holders: dict[int, int] = {}
+        for name, own in self._chunks.items():
+            for chunk in own:
+                holders[chunk] = holders.get(chunk, 0) | self._bits[name]
+        assert holders == self._holders
+
+    def _enter(self, name: str) -> int:
+        place = 0
+        while place in self._names:
+            place += 1
+        self._names[place] = name
+        self._bits[name] = 1 << place
+        self._chunks[name] = {}
+        return 1 << place
+
+    def _leave(self, name: str) -> None:
+        del self._chunks[name]
+        del self._names[self._bits.pop(name).bit_length() - 1]
+
+    def _make_room(self) -> None:
+        largest = max(self._chunks, key=lambda name: len(self._chunks[name]))
+        for chunk in list(self._chunks[largest])[:_BATCH]:
+            self.forget(largest, chunk)
+
+    def _named(self, bits: int) -> Iterator[str]:
+        while bits:
+            low = bits & -bits
+            yield self._names[low.bit_length() - 1]
+            bits ^= low

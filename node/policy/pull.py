@@ -1,0 +1,41 @@
+"""How long it takes to fetch KV blocks from a peer, and whether that pays.
+
+    pull      = lookup + round trip + n*b/net + n*b/memory + step
+    recompute = n / prefill rate
+    pulling pays when pull < margin * recompute
+
+n: tokens to fetch, b: bytes of KV per token, step: the engine only takes blocks in at step boundaries.
+The margin keeps a pull that is hardly worth it, and may fail, from being tried. Rates are learnt: the target
+measures how fast it pulls from each peer and gossips it in its latency vector. The rule is that of
+`kvmigrate.planner`, in a form that costs nothing to evaluate for many pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvmigrate.planner import MARGIN, PRIOR_LOOKUP_S, PRIOR_MEMORY_BYTES_S, PRIOR_NET_BYTES_S
+
+
+@dataclass(frozen=True, slots=True)
+class PullModel:
+    """The formula with what is not learnt per peer. Priors are those of `kvmigrate.planner`."""
+
+    #: Resolving chunks at the source, and waiting for the engine's next step, in milliseconds.
+    lookup_ms: float = PRIOR_LOOKUP_S * 1000
+    step_ms: float = 10.0
+    #: Bytes per second: network of a peer never pulled from, and copying between pool and paged memory.
+    default_net: float = PRIOR_NET_BYTES_S
+    memory: float = PRIOR_MEMORY_BYTES_S
+    #: Share of the recompute time that a pull must stay below.
+    margin: float = MARGIN
+
+    def pull_ms(self, tokens: int, token_bytes: int, rtt_ms: float, net: float) -> float:
+        """Milliseconds to fetch `tokens`; `net` bytes per second, 0 = never measured."""
+        size = tokens * token_bytes
+        seconds = size / (net or self.default_net) + size / self.memory
+        return self.lookup_ms + rtt_ms + seconds * 1000 + self.step_ms
+
+    def pays(self, pull_ms: float, recompute_ms: float) -> bool:
+        """Whether fetching beats computing by the margin."""
+        return pull_ms < self.margin * recompute_ms

@@ -1,0 +1,198 @@
+"""The client's side of a relayed answer: bytes as they come, back-pressure by pausing the reader, one
+watchdog.
+
+Rules:
+1. Status, reason, headers and body are the upstream's. Framing alone is made anew: a Content-Length goes
+   on as it is, otherwise HTTP/1.1 gets chunks and HTTP/1.0 the end of the connection.
+2. Nothing is written before the first piece of the body is here, so that a target that dies before it can
+   be replaced.
+3. A piece is read only after the last one was taken by the client's socket: a slow reader slows its own
+   engine stream and holds no more than the two socket buffers.
+4. What breaks after the first byte ends an event stream with an error event and anything else with a cut
+   connection: a truncated answer never looks complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import orjson
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
+from multidict import CIMultiDict
+
+from node.relay.headers import HeaderList
+from node.relay.upstream import UpstreamAnswer, UpstreamError, UpstreamSilentError
+
+#: The watchdog moves at most this often, in seconds: a timer per piece would cost more than the piece.
+_WATCH_STEP_S = 1.0
+
+_NO_BODY_STATUS = frozenset({204, 304})
+
+
+class RawResponse(web.StreamResponse):
+    """A response that adds no header of its own but the framing of this hop."""
+
+    # The first piece is at hand when the headers go out: both leave in one write.
+    _send_headers_immediately = False
+
+    async def _prepare_headers(self) -> None:
+        request, writer = self._req, self._payload_writer
+        assert request is not None and writer is not None
+        headers = self._headers
+        keep_alive = request.keep_alive if self._keep_alive is None else self._keep_alive
+        if not self._must_be_empty_body:
+            writer.length = self.content_length
+            if writer.length is None and request.version >= HttpVersion11:
+                writer.enable_chunking()
+                headers[hdrs.TRANSFER_ENCODING] = "chunked"
+            elif writer.length is None:
+                keep_alive = False
+        self._keep_alive = keep_alive
+        if keep_alive and request.version == HttpVersion10:
+            headers[hdrs.CONNECTION] = "keep-alive"
+        elif not keep_alive and request.version == HttpVersion11:
+            headers[hdrs.CONNECTION] = "close"
+
+
+def error_event(message: str, code: str) -> bytes:
+    """Return the server-sent event that ends a broken stream, in OpenAI's form."""
+    error = {"message": message, "type": "server_error", "param": None, "code": code}
+    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+
+def is_event_stream(headers: HeaderList) -> bool:
+    """Say whether an answer is a stream of server-sent events that we may add an event to."""
+    plain = not any(name.lower() == "content-encoding" for name, _ in headers)
+    return plain and any(
+        name.lower() == "content-type" and value.lower().startswith("text/event-stream") for name, value in headers
+    )
+
+
+class Watchdog:
+    """One timer for a whole relay: fires when neither side moved for ``idle_s`` seconds."""
+
+    __slots__ = ("_idle_s", "_loop", "_moved", "_timer")
+
+    def __init__(self, timer: asyncio.Timeout, idle_s: float) -> None:
+        self._timer = timer
+        self._idle_s = idle_s
+        self._loop = asyncio.get_running_loop()
+        self._moved = float("-inf")
+
+    def moved(self) -> None:
+        """Note that bytes came or went."""
+        now = self._loop.time()
+        if now - self._moved >= _WATCH_STEP_S:
+            self._moved = now
+            self._timer.reschedule(now + self._idle_s + _WATCH_STEP_S)
+
+    def hurry(self, grace_s: float) -> None:
+        """Fire after ``grace_s`` seconds unless something moves before."""
+        self._moved = float("-inf")
+        self._timer.reschedule(self._loop.time() + grace_s)
+
+
+class Relay:
+    """Writes one upstream answer to one client."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        upstream: UpstreamAnswer,
+        headers: HeaderList,
+        *,
+        idle_s: float,
+        on_piece: Callable[[bytes], None],
+    ) -> None:
+        self._request = request
+        self._upstream = upstream
+        self._headers = headers
+        self._idle_s = idle_s
+        self._on_piece = on_piece
+        self._tail = b"\n\n"
+        self._writing = False
+        self._watchdog: Watchdog | None = None
+        self.error: str | None = None
+
+    async def run(self, first: bytes) -> web.StreamResponse:
+        """Relay everything; ``first`` is the piece already read (b"" when the body is empty).
+
+        A failure of the upstream ends the answer as rule 4 says and is left in ``error``; a client that
+        goes away raises ConnectionError or CancelledError, with the upstream closed.
+        """
+        response = RawResponse(
+            status=self._upstream.status, reason=self._upstream.reason, headers=CIMultiDict(self._headers)
+        )
+        try:
+            await response.prepare(self._request)
+            await self._copy(response, first)
+            await response.write_eof()
+        except UpstreamError as error:
+            self.error = str(error)
+            await self._end_broken(response)
+        finally:
+            self._upstream.close()
+        return response
+
+    async def _copy(self, response: RawResponse, piece: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._idle_s) as timer:
+                watchdog = self._watchdog = Watchdog(timer, self._idle_s)
+                while piece:
+                    watchdog.moved()
+                    self._on_piece(piece)
+                    self._tail = piece[-4:]
+                    self._writing = True
+                    await response.write(piece)
+                    self._writing = False
+                    piece = await self._upstream.read()
+        except TimeoutError as error:
+            if self._writing:
+                raise ConnectionResetError("the client took nothing for too long") from error
+            raise UpstreamSilentError("nothing came for too long") from error
+        finally:
+            self._watchdog = None
+
+    def hurry(self, grace_s: float) -> None:
+        """Give the upstream ``grace_s`` more seconds to move: it was declared dead."""
+        if self._watchdog is not None:
+            self._watchdog.hurry(grace_s)
+
+    async def _end_broken(self, response: RawResponse) -> None:
+        if is_event_stream(self._headers) and response.content_length is None:
+            boundary = b"" if self._tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+            event = error_event(f"The stream broke off: {self.error}", "upstream_failed")
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    await response.write(boundary + event)
+                    await response.write_eof()
+            except TimeoutError:
+                cut(self._request)
+            return
+        cut(self._request)
+
+
+def cut(request: web.BaseRequest) -> None:
+    """Cut the client's connection, so that a truncated answer cannot look complete."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+async def first_piece(upstream: UpstreamAnswer, *, method: str, deadline_s: float) -> bytes:
+    """Wait for the first piece of the body, b"" when there is none.
+
+    :raises UpstreamSilentError: nothing within ``deadline_s`` seconds.
+    :raises UpstreamBrokenError: cut before it.
+    """
+    if method == "HEAD" or upstream.status in _NO_BODY_STATUS:
+        return b""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await upstream.read()
+    except TimeoutError as error:
+        upstream.close()
+        raise UpstreamSilentError(f"no first byte within {deadline_s:.1f} s") from error
+    except BaseException:  # the client may go away just now: cancelled, and nobody else would close it
+        upstream.close()
+        raise

@@ -1,0 +1,80 @@
+"""What one request has tried so far, and what it may still try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from node.admission import Ticket
+from node.plan import MAX_VISITED, Refusal, RouteOptions
+from node.relay.call import Call
+from node.relay.ports import Notes
+
+#: Refusals by full targets before the request waits.
+MAX_BOUNCES = 2
+#: Longest message of a refusal, characters.
+_MAX_MESSAGE = 2000
+
+
+class Attempts:
+    """What one request has tried so far."""
+
+    def __init__(self, call: Call, deadline: float) -> None:
+        self.call = call
+        self.deadline = deadline
+        self.ticket: Ticket | None = None
+        self.joined_at = 0.0
+        self.must_wait = False
+        self.was_busy = False
+        self._bounces = 0
+        self._busy: list[str] = []
+        self._failures: dict[str, str] = {}
+        self._refusal: Refusal | None = None
+
+    def options(self) -> RouteOptions:
+        """The routing options with what was tried."""
+        visited = [*self._failures, *self._busy][-MAX_VISITED:]
+        return replace(self.call.options, visited=tuple(visited))
+
+    def bounce(self, target: str) -> None:
+        """A target was full."""
+        self.was_busy = True
+        self._busy.append(target)
+        self._bounces += 1
+        self.must_wait = self._bounces > MAX_BOUNCES
+
+    def fail(self, target: str, why: str) -> None:
+        """A target could not begin."""
+        self._failures[target] = why
+
+    def wait(self, refusal: Refusal) -> None:
+        """Every node was full: stand in line."""
+        self._refusal = refusal
+        self.must_wait = True
+
+    def again(self) -> None:
+        """It is our turn again: those that were full may have a place now."""
+        self._busy.clear()
+        self._bounces = 0
+        self.must_wait = False
+
+    def leave(self, notes: Notes, now: float) -> None:
+        """Leave the line, if we stood in one."""
+        if self.ticket is not None:
+            self.ticket.leave()
+            notes.waited(now - self.joined_at)
+
+    def explain(self, refusal: Refusal) -> Refusal:
+        """Add to a refusal what failed on the way to it."""
+        if not self._failures:
+            return refusal
+        told = "; ".join(f"{target}: {why}" for target, why in self._failures.items())
+        if self.was_busy:
+            return replace(refusal, message=f"{refusal.message} Failed: {told}"[:_MAX_MESSAGE])
+        message = f"No node that serves this model could run the request ({told})."[:_MAX_MESSAGE]
+        return replace(refusal, status=503, code="no_node_answered", type="server_error", message=message)
+
+    def too_busy(self, why: str) -> Refusal:
+        """The refusal of a request that waited long enough."""
+        after = self._refusal.retry_after_s if self._refusal is not None else None
+        message = f"All nodes that serve this model are full. {why} Try again later."
+        return Refusal(429, "cluster_busy", message, type="rate_limit_error", retry_after_s=after or 1)

@@ -1,0 +1,77 @@
+"""One client's request on its way: what came, what it is called, and how an attempt to run it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from node.load import LoadVector
+from node.plan import Plan, RouteOptions
+from node.prompt import ParsedRequest
+from node.relay.headers import HeaderList
+from node.relay.upstream import UpstreamAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that was read whole. Bytes and headers are the client's; hop-by-hop and our own are gone."""
+
+    method: str
+    #: Raw path with its query, beginning with ``/v1/``, ``/tokenize`` or ``/detokenize``.
+    target: str
+    headers: HeaderList
+    parsed: ParsedRequest
+    #: The client's X-Request-Id, or ours.
+    rid: str
+    options: RouteOptions
+    #: Monotonic seconds at which its head arrived.
+    arrived: float
+
+
+def _nothing(piece: bytes) -> None:
+    return None
+
+
+def _finished(whole: bool) -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Opened:
+    """An attempt that has its first byte: from here on, no other node can take over unnoticed."""
+
+    plan: Plan
+    upstream: UpstreamAnswer
+    first: bytes
+    #: Our own headers for the answer.
+    headers: HeaderList = field(default_factory=list)
+    #: Called with every piece of the answer, before it is written.
+    on_piece: Callable[[bytes], None] = _nothing
+    #: Called exactly once at the end, True when the answer was whole. Gives back what the attempt holds.
+    on_end: Callable[[bool], None] = _finished
+
+    def end(self, whole: bool) -> None:
+        """End the attempt, whatever happened to it."""
+        on_end, self.on_end = self.on_end, _finished
+        self.upstream.close()
+        on_end(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The target is full (or draining) and said so at once, with its fresh load where it gave one."""
+
+    target: str
+    load: LoadVector | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The target could not begin. ``why`` is for people; ``reached`` is False when nothing was sent to it."""
+
+    target: str
+    why: str
+    reached: bool
+
+
+Outcome = Opened | Busy | Failed

@@ -1,0 +1,30 @@
+"""Who wants to know at once when a peer is declared dead: the requests that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Downs:
+    """Callbacks by peer; each lives no longer than its request, so the table is bounded by admission."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, set[Callable[[], None]]] = {}
+
+    @contextmanager
+    def watch(self, name: str, callback: Callable[[], None]) -> Iterator[None]:
+        """Call ``callback`` if ``name`` goes down while the block runs."""
+        waiting = self._callbacks.setdefault(name, set())
+        waiting.add(callback)
+        try:
+            yield
+        finally:
+            waiting.discard(callback)
+            if not waiting and self._callbacks.get(name) is waiting:
+                del self._callbacks[name]
+
+    def down(self, name: str) -> None:
+        """Tell everybody who waits for ``name``."""
+        for callback in tuple(self._callbacks.get(name, ())):
+            callback()

@@ -1,0 +1,116 @@
+"""Running a request on a peer: its bytes go there unchanged, the plan goes along in headers.
+
+The receiver decides. What comes back is an answer of its engine (`Opened`), a refusal because it is full (`Busy`,
+with its fresh load vector), or a failure before the first byte (`Failed`): then nothing of it has been seen by
+the client and the next candidate may try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+
+from node import load as load_vector
+from node.errors import RemoteError
+from node.load import LoadVector
+from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, REFUSED_HEADER, PeerClient
+from node.plan import Plan
+from node.relay.answer import first_piece
+from node.relay.call import Busy, Call, Failed, Opened, Outcome
+from node.relay.deadlines import Deadlines
+from node.relay.downs import Downs
+from node.relay.headers import HeaderList, internal
+from node.relay.upstream import (
+    UpstreamAnswer,
+    UpstreamError,
+    UpstreamRefusedError,
+    UpstreamRequest,
+    UpstreamSilentError,
+)
+
+#: Longest load header that is looked at: base64 of the longest vector.
+_MAX_LOAD_HEADER = 4 * (load_vector.MAX_BYTES // 3 + 1)
+#: Longest body of a peer's refusal, bytes.
+_MAX_REFUSAL = 16 * 1024
+#: What the target tells about KV that it pulled; goes on to the client.
+SOURCE_HEADER = "x-grapevine-source"
+PULLED_HEADER = "x-grapevine-pulled-blocks"
+_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER)
+
+
+class PeerRunner:
+    """Runs requests on peers."""
+
+    def __init__(
+        self,
+        client: PeerClient,
+        deadlines: Deadlines,
+        downs: Downs,
+        *,
+        address_of: Callable[[str], str | None],
+    ) -> None:
+        self._client = client
+        self._deadlines = deadlines
+        self._downs = downs
+        self._address_of = address_of
+
+    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
+        """Try the plan's target once."""
+        address = self._address_of(plan.target)
+        if address is None:
+            return Failed(plan.target, "its address is not known", reached=False)
+        limit = self._deadlines.first_byte(stream=call.parsed.stream, predicted_ms=predicted_ms)
+        try:
+            return await self._open(call, plan, address, limit)
+        except UpstreamRefusedError as error:
+            return Failed(plan.target, str(error), reached=False)
+        except UpstreamError as error:
+            return Failed(plan.target, str(error), reached=True)
+
+    async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
+        request = UpstreamRequest(call.method, PEER_PREFIX + call.target, call.headers, call.parsed.body)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limit) as timer:
+                with self._downs.watch(plan.target, lambda: timer.reschedule(loop.time())):
+                    upstream = await self._client.call(
+                        address, request, rid=call.rid, plan=plan.header(), first_byte_s=limit
+                    )
+                    ours = internal(upstream.headers)
+                    if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
+                        await upstream.read_all(_MAX_REFUSAL)  # whole, so that the connection is kept
+                        return refusal
+                    first = await first_piece(upstream, method=call.method, deadline_s=limit)
+        except TimeoutError as error:
+            raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
+        return _opened(plan, upstream, first, ours)
+
+
+def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, str]) -> Opened:
+    passed: HeaderList = [(name, ours[name]) for name in _PASSED_ON if name in ours]
+    return Opened(plan, upstream, first, headers=passed)
+
+
+def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | None:
+    if BUSY_HEADER in ours and status == 429:
+        return Busy(target, read_load(ours.get(LOAD_HEADER)))
+    if REFUSED_HEADER in ours:
+        return Failed(target, ours[REFUSED_HEADER][:200], reached=True)
+    return None
+
+
+def write_load(vector: LoadVector) -> str:
+    """Return a load vector as a header value."""
+    return base64.b64encode(vector.encode()).decode()
+
+
+def read_load(header: str | None) -> LoadVector | None:
+    """Return the load vector of a header, None when there is none or it is nonsense."""
+    if header is None or len(header) > _MAX_LOAD_HEADER:
+        return None
+    try:
+        return load_vector.decode(base64.b64decode(header.encode("ascii"), validate=True))
+    except (RemoteError, binascii.Error, UnicodeEncodeError):
+        return None

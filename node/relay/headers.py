@@ -1,0 +1,92 @@
+"""Which headers go on, in both directions.
+
+Rules:
+1. Hop-by-hop headers (RFC 9110 section 7.6.1) and every header that ``Connection`` names stop here.
+   Framing is made again by each hop: Content-Length goes on unchanged, Transfer-Encoding is made from it.
+2. Every other header goes on in its order, duplicates kept.
+3. Names that begin with ``x-grapevine-`` belong to us: a client's never reach an engine or a peer, an
+   engine's never reach a client.
+4. ``X-Request-Id`` is ours to set on a request (the client's own value when it is valid) and on the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+HeaderList = list[tuple[str, str]]
+
+INTERNAL_PREFIX = "x-grapevine-"
+REQUEST_ID = "X-Request-Id"
+
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+# The body is read whole before it goes on, so its length is known anew; Host names the hop; Expect was
+# answered here.
+_REMADE_IN_REQUEST = frozenset({"host", "content-length", "expect", "x-request-id"})
+_REMADE_IN_ANSWER = frozenset({"x-request-id"})
+
+#: A client's request id is kept when it cannot hurt a log line, a header or the engine's own ids.
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._:~+/=-]{1,128}")
+
+
+def listed_in_connection(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Return the lower-case names that the ``Connection`` headers declare hop-by-hop."""
+    return frozenset(
+        token.strip().lower()
+        for name, value in headers
+        if name.lower() == "connection"
+        for token in value.split(",")
+        if token.strip()
+    )
+
+
+def _kept(headers: Iterable[tuple[str, str]], remade: frozenset[str]) -> HeaderList:
+    listed = list(headers)
+    dropped = HOP_BY_HOP | listed_in_connection(listed) | remade
+    return [
+        (name, value)
+        for name, value in listed
+        if (lower := name.lower()) not in dropped and not lower.startswith(INTERNAL_PREFIX)
+    ]
+
+
+def for_upstream(headers: Iterable[tuple[str, str]]) -> HeaderList:
+    """Return the request headers that go on to an engine or a peer."""
+    # aiohttp keeps duplicates only when they are spelt alike.
+    spelling: dict[str, str] = {}
+    return [(spelling.setdefault(name.lower(), name), value) for name, value in _kept(headers, _REMADE_IN_REQUEST)]
+
+
+def for_downstream(headers: Iterable[tuple[str, str]]) -> HeaderList:
+    """Return the answer's headers that go back to the client."""
+    return _kept(headers, _REMADE_IN_ANSWER)
+
+
+def internal(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return our own headers of a message by lower-case name; of duplicates the last."""
+    return {lower: value for name, value in headers if (lower := name.lower()).startswith(INTERNAL_PREFIX)}
+
+
+def replaced(headers: HeaderList, name: str, value: str | None) -> HeaderList:
+    """Return ``headers`` without ``name``, and with the one ``value`` when it is not None."""
+    lower = name.lower()
+    kept = [item for item in headers if item[0].lower() != lower]
+    return kept if value is None else [*kept, (name, value)]
+
+
+def valid_request_id(value: str | None) -> bool:
+    """Say whether a client's request id may be kept."""
+    return value is not None and _VALID_REQUEST_ID.fullmatch(value) is not None

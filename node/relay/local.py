@@ -1,0 +1,214 @@
+"""Running a request on this node's own engine: a place, the blocks that the plan promises, then the engine.
+
+Rules:
+1. Admission is decided on live state at this moment, for our own clients and for peers alike: a place or `Busy`.
+2. KV blocks are pulled before the engine sees the request, within a deadline; whatever the pull does, the engine
+   is asked next. It looks up its own exact block hashes, so a pull can only save time.
+3. The engine learns a request id of ours (unique per attempt, never the client's) only when our connector runs in
+   it and the endpoint takes transfer parameters; a client's own parameters never reach it.
+4. Place, meter and KV bookkeeping end exactly once, with the attempt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+import aiohttp
+
+from node.admission import Admission, Place
+from node.engine.client import EngineAddress
+from node.load import LoadVector
+from node.meter import LoadMeter
+from node.plan import Plan
+from node.prompt import splice
+from node.relay.answer import first_piece
+from node.relay.call import Busy, Call, Failed, Opened, Outcome
+from node.relay.deadlines import Deadlines
+from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
+from node.relay.headers import REQUEST_ID, HeaderList, replaced
+from node.relay.upstream import Base, UpstreamError, UpstreamRefusedError, UpstreamRequest, open_upstream
+
+#: Endpoints whose body takes ``kv_transfer_params``.
+_KV_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_EVENT = b"data:"
+#: The supervisor hears of a stream's bytes at most this often, in seconds.
+NOTE_EVERY_S = 0.5
+
+
+class Engine(Protocol):
+    """What a runner needs of `node.engine.supervisor.EngineSupervisor`."""
+
+    @property
+    def ready(self) -> bool:
+        """The engine takes requests."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it does not."""
+        ...
+
+    @property
+    def address(self) -> EngineAddress:
+        """Where it listens."""
+        ...
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Connections to it."""
+        ...
+
+    def note_activity(self) -> None:
+        """Tell that bytes came from it."""
+        ...
+
+
+class Kv(Protocol):
+    """What a runner needs of `node.kv.KvSide`."""
+
+    @property
+    def connected(self) -> bool:
+        """Our connector runs in the engine."""
+        ...
+
+    def begin(self, rid: str, call: Call, plan: Plan) -> None:
+        """The engine is about to get this request."""
+        ...
+
+    async def pull(self, plan: Plan, call: Call) -> int:
+        """Pull what the plan's source has; returns the number of blocks, 0 when nothing came. Bounded time."""
+        ...
+
+    def end(self, rid: str, *, whole: bool) -> None:
+        """The request is over."""
+        ...
+
+
+class LocalRunner:
+    """Runs requests on the own engine."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        admission: Admission,
+        meter: LoadMeter,
+        kv: Kv,
+        deadlines: Deadlines,
+        vector: Callable[[], LoadVector],
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._meter = meter
+        self._kv = kv
+        self._deadlines = deadlines
+        self._vector = vector
+        self._clock = clock
+        self._attempts = itertools.count(1)
+
+    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
+        """Try to begin the request here."""
+        if not self._engine.ready:
+            return Failed(plan.target, f"its engine is not ready: {self._engine.reason}", reached=False)
+        place = self._admission.enter()
+        if place is None:
+            return Busy(plan.target, self._vector())
+        work = _Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
+        try:
+            return await self._open(work, predicted_ms)
+        except UpstreamRefusedError as error:
+            work.end(False)
+            return Failed(plan.target, str(error), reached=False)
+        except UpstreamError as error:
+            work.end(False)
+            return Failed(plan.target, str(error), reached=True)
+        except BaseException:
+            work.end(False)
+            raise
+
+    async def _open(self, work: _Work, predicted_ms: float) -> Opened:
+        call, plan = work.call, work.plan
+        predicted_ms = max(predicted_ms, self._prefill_ms(plan))
+        limit = self._deadlines.first_byte(stream=call.parsed.stream, predicted_ms=predicted_ms)
+        headers: HeaderList = []
+        if plan.source is not None and plan.source != plan.target:
+            blocks = await self._kv.pull(plan, call)
+            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(blocks))]
+        work.begin()
+        base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
+        upstream = await open_upstream(base, self._request(work), first_byte_s=limit)
+        first = await first_piece(upstream, method=call.method, deadline_s=limit)
+        self._engine.note_activity()
+        work.answered = upstream.status < 400
+        return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
+
+    def _prefill_ms(self, plan: Plan) -> float:
+        """Milliseconds until the prompt is computed behind everything that is queued, as we know it here."""
+        tokens = self._meter.queued_tokens(self._clock()) + plan.prompt_tokens
+        return tokens / self._meter.prefill_tps * 1000.0
+
+    def _request(self, work: _Work) -> UpstreamRequest:
+        call = work.call
+        headers = replaced(call.headers, REQUEST_ID, call.rid)
+        if self._engine.address.api_key:  # the session sends the engine's own key
+            headers = replaced(headers, "Authorization", None)
+        return UpstreamRequest(call.method, call.target, headers, self._body(work))
+
+    def _body(self, work: _Work) -> bytes:
+        parsed = work.call.parsed
+        if not parsed.is_json:
+            return parsed.body
+        ours = self._kv.connected and parsed.path.rstrip("/").endswith(_KV_ENDPOINTS)
+        if not ours and not parsed.has_kv_params:
+            return parsed.body
+        return splice(parsed.body, work.rid if ours else None, has_kv_params=parsed.has_kv_params)
+
+
+class _Work:
+    """What one attempt on the own engine holds."""
+
+    def __init__(self, runner: LocalRunner, place: Place, rid: str, call: Call, plan: Plan) -> None:
+        self.rid = rid
+        self.call = call
+        self.plan = plan
+        self._place = place
+        self._meter = runner._meter
+        self._kv = runner._kv
+        self._engine = runner._engine
+        self._clock = runner._clock
+        self._metered = False
+        self._open = True
+        self._next_note = 0.0
+        #: The engine's status was no error: its times are worth learning from.
+        self.answered = False
+
+    def begin(self) -> None:
+        """The engine gets the request now."""
+        self._kv.begin(self.rid, self.call, self.plan)
+        if self.call.parsed.est_prompt_tokens > 0:
+            self._metered = True
+            tokens, cached = self.plan.prompt_tokens, self.plan.matched_tokens
+            self._meter.dispatched(self.rid, self._clock(), tokens, cached)
+
+    def piece(self, data: bytes) -> None:
+        """A piece of the answer came."""
+        now = self._clock()
+        if now >= self._next_note:
+            self._next_note = now + NOTE_EVERY_S
+            self._engine.note_activity()
+        if self._metered and self.call.parsed.stream:
+            self._meter.chunk(self.rid, now, data.count(_EVENT))
+
+    def end(self, whole: bool) -> None:
+        """Give back everything, once."""
+        if not self._open:
+            return
+        self._open = False
+        self._place.leave()
+        self._kv.end(self.rid, whole=whole and self.answered)
+        if self._metered:
+            ended = self._meter.finished if whole and self.answered else self._meter.failed
+            ended(self.rid, self._clock())

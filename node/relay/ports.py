@@ -1,0 +1,68 @@
+"""What the dispatcher needs from the rest of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from node.load import LoadVector
+from node.plan import Plan, Refusal
+from node.prompt import ParsedRequest
+from node.relay.call import Call, Outcome
+from node.view import ClusterView
+
+
+class Cluster(Protocol):
+    """What the dispatcher needs to know of the cluster; `node.registry` is it."""
+
+    def view(self, parsed: ParsedRequest) -> ClusterView:
+        """The candidates for a request, now."""
+        ...
+
+    def sent(self, plan: Plan) -> Callable[[bool], None]:
+        """Count a request as sent to the plan's target; the returned function ends that (True: it was run)."""
+        ...
+
+    def busy(self, target: str, load: LoadVector | None) -> None:
+        """Learn that a target is full."""
+        ...
+
+    def failed(self, target: str, why: str) -> None:
+        """Learn that a target could not begin."""
+        ...
+
+    def worked(self, target: str) -> None:
+        """Learn that a target answered."""
+        ...
+
+
+class Runner(Protocol):
+    """Something that can try a plan."""
+
+    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
+        """Try the plan's target once."""
+        ...
+
+
+class Notes(Protocol):
+    """Who is told what happened: metrics and the page."""
+
+    def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
+        """A decision was made."""
+        ...
+
+    def retried(self, why: str) -> None:
+        """An attempt ended without an answer: ``busy``, ``refused`` or ``failed``."""
+        ...
+
+    def waited(self, seconds: float) -> None:
+        """A request left the waiting room."""
+        ...
+
+    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+        """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
+        ...
+
+    def broke(self, call: Call, plan: Plan, why: str) -> None:
+        """A stream broke after its first byte (``client gone`` or the target's fault)."""
+        ...

@@ -1,0 +1,113 @@
+"""Who runs on this host: a file for each running node, for the command line, and a lock on its name.
+
+The file tells name, URL and process; the lock (freed by the kernel however the node ends) tells whether it is
+true. One name cannot run twice on a host, even with different state directories.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from node import dirs
+from node.errors import SettingsError
+from node.settings import Settings
+
+#: Most run files looked at.
+MAX_NODES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A running node of this host."""
+
+    name: str
+    url: str
+    pid: int
+    lock: str
+
+
+class RunFile:
+    """Holds the name of a node as long as it runs; use it with `with`."""
+
+    def __init__(self, record: RunRecord, path: Path, lock: int) -> None:
+        self.record = record
+        self._path = path
+        self._lock = lock
+
+    def __enter__(self) -> RunFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the name back. Idempotent."""
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._lock)
+            self._lock = -1
+
+
+def claim(settings: Settings, url: str) -> RunFile:
+    """Take the node's name on this host and write its run file.
+
+    Raises `SettingsError` when a node of that name runs here, or a directory cannot be used.
+    """
+    dirs.private_dir(settings.run_dir)
+    lock_path = settings.engine_socket.with_suffix(".lock")
+    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise SettingsError(
+            f"a node named {settings.name} already runs on this host: choose another --name, or stop that one"
+        ) from None
+    record = RunRecord(settings.name, url, os.getpid(), str(lock_path))
+    path = _directory(settings.state_dir) / f"{settings.name}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(record)))
+        temporary.replace(path)
+    except OSError as error:
+        os.close(lock)
+        raise SettingsError(f"--state-dir {settings.state_dir} cannot be written: {error.strerror}") from error
+    return RunFile(record, path, lock)
+
+
+def running_nodes(state_dir: Path | None = None) -> list[RunRecord]:
+    """The nodes of this user that run on this host, by name."""
+    found = []
+    for path in sorted(_directory(state_dir or dirs.default_state_dir()).glob("*.json"))[:MAX_NODES]:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            record = RunRecord(**json.loads(path.read_text()))
+            if _held(Path(record.lock)):
+                found.append(record)
+    return found
+
+
+def _held(lock: Path) -> bool:
+    handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # Shared, so that two commands that look at the same time do not take each other for the node.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)
+
+
+def _directory(state_dir: Path) -> Path:
+    return state_dir / "running"

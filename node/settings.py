@@ -1,0 +1,248 @@
+"""Everything a node is told, in one frozen value.
+
+Rules:
+1. One table. A field of `Settings` IS the key: `gossip_port` is `--gossip-port`, `GRAPEVINE_GOSSIP_PORT` and
+   `gossip-port` in TOML. The command line (`node.cli.options`) and the file reader are made from the fields.
+2. Flags win over the environment, that over the file, that over the default (click does the merging).
+3. A `Settings` that exists is valid: `__post_init__` refuses the rest with a `SettingsError` that says what
+   to do. It reads nothing outside its arguments; `make_settings` fills in what depends on the host.
+4. Secrets are not in `repr` and not in `public()`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from node import addresses, dirs
+from node.errors import SettingsError
+
+T = TypeVar("T")
+
+GIB = 1024**3
+#: Policies by name; the routing core holds their code (`node.policy`).
+POLICIES = ("cost", "latency_based", "least_connections", "round_robin")
+LOG_FORMATS = ("console", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_POOL_GIB = 2.0
+#: Most of the free shared memory that a pool takes unless told otherwise: nodes and engines share it.
+POOL_SHARE_OF_FREE = 0.25
+#: Range of each number: (least, most).
+RANGES: dict[str, tuple[float, float]] = {
+    "port": (0, addresses.MAX_PORT),
+    "gossip_port": (0, addresses.MAX_PORT),
+    "kv_port": (0, addresses.MAX_PORT),
+    "max_running": (1, 1_000_000),
+    "max_queue": (0, 1_000_000),
+    "max_body_mib": (1, 4096),
+    "kv_pool_gib": (0, 16_384),
+    "engine_start_timeout_s": (1, 86_400),
+    "stop_grace_s": (0, 3600),
+}
+
+
+def key(
+    default: T,
+    text: str,
+    *,
+    metavar: str = "",
+    derived: str = "",
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+) -> T:
+    """A field of `Settings` with what the command line and the file reader must know about it.
+
+    `derived` describes a default that is found at start instead of being a constant.
+    """
+    about = {"text": text, "metavar": metavar, "derived": derived, "choices": choices, "secret": secret}
+    return field(default=default, metadata=about, repr=not secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a node is told at start. Paths are absolute, ports are numbers (0 = any free port)."""
+
+    model: str = key("", "Model to serve, a directory or a repository name. Default: SmolLM2-135M-Instruct.")
+    served_model_name: tuple[str, ...] = key((), "Name that clients use for the model; may be repeated.")
+    engine_url: str = key("", "Attach to this OpenAI-compatible server, start no engine.", metavar="URL")
+    engine_api_key: str = key("", "API key of the server at --engine-url.", secret=True)
+    engine_args: tuple[str, ...] = key((), "Arguments for vLLM, quoted as in a shell; the same as everything after --.")
+    engine_start_timeout_s: float = key(3600.0, "Seconds an engine may take to become ready.")
+    stop_grace_s: float = key(15.0, "Seconds running requests get to finish when the node stops.")
+    name: str = key("", "Name of this node, unique in the cluster.", derived="host name and port")
+    host: str = key("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
+    port: int = key(addresses.DEFAULT_PORT, "Port of the HTTP server.")
+    advertise: str = key(
+        "127.0.0.1",
+        "Address at which peers reach this node.",
+        derived="--host, or the default route's address",
+    )
+    gossip_port: int = key(addresses.DEFAULT_GOSSIP_PORT, "Port of gossip (UDP and TCP).", derived="--port + 10000")
+    kv_port: int = key(addresses.DEFAULT_KV_PORT, "Port of the transfer of KV blocks (TCP).", derived="--port + 20000")
+    join: tuple[str, ...] = key((), "Gossip address of a node; may be repeated.", metavar="HOST:PORT")
+    mdns: bool = key(True, "Find nodes of the local network by multicast DNS.")
+    cluster: str = key("default", "Label of the cluster; nodes with another label are ignored.")
+    cluster_key: str = key("", "Secret shared by the nodes. Best given in the environment or a file.", secret=True)
+    policy: str = key("cost", "How a target is chosen.", choices=POLICIES)
+    kv: bool = key(True, "Keep KV blocks in shared memory and exchange them with peers.")
+    kv_pool_gib: float = key(
+        DEFAULT_POOL_GIB,
+        "Size of the pool of KV blocks, GiB.",
+        derived="2, at most a quarter of what is free",
+    )
+    max_running: int = key(256, "Requests that run on this node's engine at once.")
+    max_queue: int = key(1024, "Requests that wait on this node.")
+    max_body_mib: int = key(64, "Largest request body, MiB.")
+    api_key: tuple[str, ...] = key((), "Key that clients must send; may be repeated. Default: none.", secret=True)
+    admin_token: str = key("", "Token of /admin. Default: /admin is closed.", secret=True)
+    state_dir: Path = key(  # noqa: RUF009 - a Path never changes
+        Path("/"), "Directory of what survives a restart.", derived="~/.local/state/grapevine"
+    )
+    run_dir: Path = key(  # noqa: RUF009
+        Path("/"), "Directory of sockets, a short path.", derived="$XDG_RUNTIME_DIR/grapevine"
+    )
+    log_format: str = key("console", "Form of the node's own log.", choices=LOG_FORMATS)
+    log_level: str = key("info", "Least level of the node's own log.", choices=LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        for name in ("name", "cluster"):
+            if not addresses.NAME_PATTERN.fullmatch(getattr(self, name)):
+                raise SettingsError(
+                    f"{flag(name)} {getattr(self, name)!r}: use 1 to {addresses.MAX_NAME} letters, digits, "
+                    "dots, underscores or dashes"
+                )
+        for name, (least, most) in RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise SettingsError(f"{flag(name)} {getattr(self, name)}: use a number from {least} to {most}")
+        for item in dataclasses.fields(self):
+            choices = item.metadata["choices"]
+            if choices and getattr(self, item.name) not in choices:
+                raise SettingsError(f"{flag(item.name)} {getattr(self, item.name)!r}: use {' or '.join(choices)}")
+        for address in self.join:
+            addresses.split_address(address)
+        self._check_distinct_ports()
+        self._check_engine_url()
+        self._check_paths()
+
+    def _check_distinct_ports(self) -> None:
+        used: dict[int, str] = {}
+        for name in ("port", "gossip_port", "kv_port"):
+            number = getattr(self, name)
+            if number and number in used:
+                raise SettingsError(
+                    f"{flag(used[number])} and {flag(name)} are both {number}: give them different ports"
+                )
+            used[number] = name
+
+    def _check_engine_url(self) -> None:
+        if not self.engine_url:
+            return
+        parts = urlsplit(self.engine_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SettingsError(f"--engine-url {self.engine_url!r}: use a URL such as http://127.0.0.1:8000")
+        for name, what in (("engine_args", "arguments after --"), ("model", "--model")):
+            if getattr(self, name):
+                raise SettingsError(f"--engine-url attaches to a server that already runs: leave {what} out")
+
+    def _check_paths(self) -> None:
+        if not self.state_dir.is_absolute() or not self.run_dir.is_absolute():
+            raise SettingsError("--state-dir and --run-dir must be absolute paths")
+        for path in (self.engine_socket, self.link_socket):
+            if len(os.fsencode(path)) > dirs.MAX_SOCKET_PATH:
+                raise SettingsError(
+                    f"--run-dir {self.run_dir} is too long: a socket in it has a path of "
+                    f"{len(os.fsencode(path))} bytes, {dirs.MAX_SOCKET_PATH} fit; choose a shorter one"
+                )
+
+    @property
+    def node_dir(self) -> Path:
+        """Directory of this node's own state (boot counter, engine log)."""
+        return self.state_dir / "nodes" / self.name
+
+    @property
+    def engine_log(self) -> Path:
+        """File of the engine's output."""
+        return self.node_dir / "engine.log"
+
+    @property
+    def engine_socket(self) -> Path:
+        """Unix socket that the engine's HTTP server listens on."""
+        return self.run_dir / f"{self._short_name}.engine"
+
+    @property
+    def link_socket(self) -> Path:
+        """Unix socket of the engine link (`kvmigrate.link`), that the node listens on."""
+        return self.run_dir / f"{self._short_name}.link"
+
+    @property
+    def pool_path(self) -> Path:
+        """File of the pool of KV blocks: in shared memory where the host has it."""
+        if os.access(dirs.SHARED_MEMORY, os.W_OK):
+            return dirs.SHARED_MEMORY / f"grapevine-{os.getuid()}-{self.name}.kv"
+        return self.run_dir / f"{self._short_name}.kv"
+
+    @property
+    def pool_bytes(self) -> int:
+        """Size of the pool of KV blocks; 0 without one."""
+        return int(self.kv_pool_gib * GIB) if self.kv else 0
+
+    @property
+    def _short_name(self) -> str:
+        room = dirs.MAX_SOCKET_PATH - len(os.fsencode(self.run_dir)) - len("/.engine")
+        if len(self.name) <= room:
+            return self.name
+        return hashlib.blake2b(self.name.encode(), digest_size=6).hexdigest()
+
+    def public(self) -> dict[str, object]:
+        """All settings but the secrets, as plain JSON values."""
+        shown = (item.name for item in dataclasses.fields(self) if not item.metadata["secret"])
+        values = {name: getattr(self, name) for name in shown}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def make_settings(**given: Any) -> Settings:
+    """Settings from what was `given`; None counts as not given, the rest is found on this host.
+
+    Raises `SettingsError`.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    port = int(values.get("port", addresses.DEFAULT_PORT))
+    values.setdefault("name", addresses.default_name(port))
+    values.setdefault("gossip_port", addresses.beside(port, addresses.GOSSIP_OFFSET))
+    values.setdefault("kv_port", addresses.beside(port, addresses.KV_OFFSET))
+    values["state_dir"] = _absolute(values.get("state_dir") or dirs.default_state_dir())
+    values["run_dir"] = _absolute(values.get("run_dir") or dirs.default_run_dir())
+    values.setdefault("advertise", addresses.advertised(str(values.get("host", "127.0.0.1"))))
+    if "kv_pool_gib" not in values:
+        free = dirs.free_bytes(dirs.SHARED_MEMORY) or dirs.free_bytes(values["run_dir"].parent)
+        values["kv_pool_gib"] = min(DEFAULT_POOL_GIB, round(free * POOL_SHARE_OF_FREE / GIB, 3))
+    return Settings(**values)
+
+
+def check_pool_fits(settings: Settings) -> None:
+    """Raise `SettingsError` when the pool is larger than the memory its file system can give.
+
+    Writing to a full shared memory ends a process by SIGBUS, so this is asked before the file is made.
+    """
+    path = settings.pool_path
+    own = path.stat().st_blocks * 512 if path.exists() else 0
+    free = dirs.free_bytes(path.parent) + own
+    if settings.pool_bytes > free:
+        raise SettingsError(
+            f"--kv-pool-gib {settings.kv_pool_gib:g} does not fit: {path.parent} has {free / GIB:.2f} GiB "
+            "free; give less, enlarge it, or use --no-kv"
+        )
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()

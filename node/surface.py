@@ -1,0 +1,88 @@
+"""Puts the HTTP routes of a node together, with the gauges and the engine's metrics that they show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from node.http.admin import Admin
+from node.http.explain import Explain
+from node.http.health import HealthRoutes
+from node.http.openai import OpenAi
+from node.http.peer import PeerRoutes
+from node.http.server import Routes
+from node.http.state import StateRoutes
+from node.metrics import Sample
+from node.relay.local import Engine
+from node.relay.upstream import Base, UpstreamError, UpstreamRequest, open_upstream
+
+if TYPE_CHECKING:
+    from node.assembly import Node
+
+#: The engine's own metrics passed on: deadline in seconds, most bytes.
+ENGINE_METRICS_S = 3.0
+MAX_ENGINE_METRICS = 8 * 1024 * 1024
+
+
+def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
+    """Return every route of a node whose parts are all made."""
+    settings, registry, metrics = node.settings, node.registry, node.metrics
+    metrics.watch(lambda: gauges(node))
+    openai = OpenAi(settings, registry, node.dispatcher, clock)
+    return Routes(
+        openai=openai,
+        explain=Explain(openai, node.dispatcher, clock),
+        peer=PeerRoutes(
+            settings,
+            registry=registry,
+            signer=node.signer,
+            local=node.local,
+            metrics=metrics,
+            deadlines=node.deadlines,
+            vector=node.reporter.vector,
+            clock=clock,
+        ),
+        state=StateRoutes(
+            settings.name,
+            settings.cluster,
+            members=node.gossip.members,
+            registry=registry,
+            sections={"kv": node.kv.snapshot, "engine": node.engine.snapshot},
+            decisions=metrics.decisions,
+        ),
+        health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
+        admin=Admin(settings.admin_token, node, lambda: node.admission.active),
+    )
+
+
+def gauges(node: Node) -> Iterable[Sample]:
+    """Return what is read at the moment of a scrape."""
+    load = node.reporter.vector()
+    pool = node.kv.pool.stats() if node.kv.pool is not None else None
+    yield "engine_ready", "1 when the own engine takes requests.", float(load.ready)
+    yield "draining", "1 when the node takes nothing new.", float(load.draining)
+    yield "active_requests", "Requests that hold a place on the own engine.", float(node.admission.active)
+    yield "queued_requests", "Requests that wait for a place anywhere.", float(len(node.room))
+    yield "queued_tokens", "Prompt tokens still to be computed here.", float(load.queued_tokens)
+    yield "kv_use_ratio", "Share of the engine's KV cache in use.", load.kv_use
+    yield "prefix_chunks", "Prefix chunks known over all nodes.", float(len(node.registry.roster.prefixes))
+    if pool is not None:
+        yield "pool_used_bytes", "Bytes of KV in the pool.", float(pool.used_bytes)
+        yield "pool_capacity_bytes", "Size of the pool.", float(pool.capacity_bytes)
+        yield "pool_evicted_blocks", "Blocks evicted from the pool since the start.", float(pool.evictions)
+
+
+async def engine_metrics(engine: Engine) -> bytes:
+    """Return the engine's own metrics as it words them; nothing when it does not answer."""
+    if not engine.ready:
+        return b""
+    base = Base(engine.session, engine.address.base.rstrip("/"))
+    request = UpstreamRequest("GET", "/metrics", [], b"")
+    try:
+        async with asyncio.timeout(ENGINE_METRICS_S):
+            answer = await open_upstream(base, request, first_byte_s=ENGINE_METRICS_S)
+            body = await answer.read_all(MAX_ENGINE_METRICS)
+    except (UpstreamError, TimeoutError):
+        return b""
+    return body if answer.status == 200 else b""

@@ -1,0 +1,118 @@
+"""What the routing decision sees: candidates, and what this node knows about them beyond their own words.
+
+Everything here is a value. `node.roster` builds it from gossip events; tests build it by hand.
+A `Candidate` holds what changes with gossip (so it is kept between decisions); what changes with every request
+(who holds its prefix, what we sent where) lies beside the candidates in `ClusterView`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from node.load import LoadVector
+from node.models import ModelInfo
+
+#: Round trip assumed for a peer that was never measured, in milliseconds.
+UNKNOWN_RTT_MS = 1.0
+
+
+class NodeState(enum.Enum):
+    """Membership as gossip sees it."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node as the entry knows it."""
+
+    name: str
+    load: LoadVector
+    #: Local monotonic time at which its load vector was true (arrival less age), in seconds.
+    as_of: float = 0.0
+    state: NodeState = NodeState.ALIVE
+    is_self: bool = False
+    #: Round trip from here, in milliseconds; None = never measured.
+    rtt_ms: float | None = None
+    #: What it serves, by model id. Kept after its death, so that an error can say what is missing.
+    models: Mapping[str, ModelInfo] = field(default_factory=dict)
+    incarnation: int = 0
+    seq: int = 0
+
+    def age_s(self, now: float) -> float:
+        """Seconds since its load vector was true."""
+        return max(0.0, now - self.as_of)
+
+    @property
+    def hop_ms(self) -> float:
+        """The way there and back, in milliseconds."""
+        if self.is_self:
+            return 0.0
+        return UNKNOWN_RTT_MS if self.rtt_ms is None else self.rtt_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What this node did to a candidate that the candidate's load vector cannot show yet."""
+
+    #: Requests sent and not finished, their uncached prompt tokens, and requests finished.
+    sent: int = 0
+    sent_tokens: int = 0
+    finished: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """What is usual among the candidates for one model: fills what a vector leaves open or has outgrown."""
+
+    active: float = 0.0
+    queued_tokens: float = 0.0
+    prefill_tps: float = 0.0
+    decode_tps: float = 0.0
+    itl_ms: float = 0.0
+    e2e_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One node's view of the cluster at the moment of one decision."""
+
+    candidates: tuple[Candidate, ...]
+    #: Node name -> chunks of this request's prompt that it holds, counted from the front.
+    matched: Mapping[str, int] = field(default_factory=dict)
+    unseen: Mapping[str, Unseen] = field(default_factory=dict)
+    #: Bytes of canonical text per token, learnt per model.
+    bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    #: Cache shared between views of unchanged candidates: model -> what is typical. Owned by the roster.
+    typical: dict[str, Typical] = field(default_factory=dict)
+
+    def get(self, name: str) -> Candidate | None:
+        """The candidate of that name."""
+        return next((c for c in self.candidates if c.name == name), None)
+
+    def models(self) -> set[str]:
+        """Every model that some known node serves or served."""
+        return {model for candidate in self.candidates for model in candidate.models}
+
+
+def typical_of(candidates: Iterable[Candidate]) -> Typical:
+    """Means over `candidates`; rates and latencies over those that have measured them."""
+    loads = [candidate.load for candidate in candidates]
+    count = max(1, len(loads))
+    return Typical(
+        active=sum(load.active for load in loads) / count,
+        queued_tokens=sum(load.queued_tokens for load in loads) / count,
+        prefill_tps=_mean([load.prefill_tps for load in loads if load.prefill_tps > 0]),
+        decode_tps=_mean([load.decode_tps for load in loads if load.decode_tps > 0]),
+        itl_ms=_mean([load.itl_p50_ms for load in loads if load.itl_p50_ms > 0]),
+        e2e_ms=_mean([load.e2e_p50_ms for load in loads if load.e2e_p50_ms > 0]),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,526 @@
+"""Server and puller over real loopback sockets, against each other and against sources that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvmigrate import wire
+from kvmigrate.digest import block_digest
+from kvmigrate.errors import LocalError, RemoteError
+from kvmigrate.handshake import SourceHandshake
+from kvmigrate.pool import BlockPool
+from kvmigrate.puller import Puller, PullLimits, Reason, check_manifest
+from kvmigrate.server import ServerLimits, TransferServer
+from kvmigrate.transport import Deadline, Transport
+
+from .helpers import BLOCK, FINGERPRINT, OTHER_FINGERPRINT, SECRET, block_hash, chain, content, flip, store
+
+Pools = Callable[..., BlockPool]
+LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
+
+
+def resolve(chunks: Sequence[int]) -> list[bytes]:
+    return [block_hash(chunk) for chunk in chunks]
+
+
+@pytest.fixture
+def source(pools: Pools) -> BlockPool:
+    pool = pools(64)
+    store(pool, chain(20))
+    return pool
+
+
+@pytest.fixture
+def target(pools: Pools) -> BlockPool:
+    return pools(64)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., TransferServer]]:
+    servers: list[TransferServer] = []
+
+    def start(pool: BlockPool, **options: object) -> TransferServer:
+        server = TransferServer(pool, resolve, SECRET, "c", **options)  # type: ignore[arg-type]
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+    assert not [t for t in threading.enumerate() if t.name in {"kv-accept", "kv-serve"}]
+
+
+@pytest.fixture
+async def puller(target: BlockPool) -> AsyncIterator[Puller]:
+    puller = Puller(target, SECRET, "c", name="target", limits=LIMITS)
+    yield puller
+    await puller.close()
+    assert target.stats().granted == 0
+
+
+def at(server: TransferServer) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+def holds(pool: BlockPool, n: int) -> None:
+    """The pool has exactly the first n blocks of the chain, with the right bytes."""
+    assert len(pool.lookup(chain(40), use=False)) == n
+    assert pool.check_slots(range(pool.header.geometry.slots)) == 0
+    for h in chain(n):
+        lease = pool.lease(h, 0, 1e9)
+        assert lease is not None
+        found = pool.leased(lease)
+        assert found is not None and bytes(found[1]) == content(h)
+        pool.release(lease)
+
+
+async def test_a_chain_is_pulled_whole_and_with_the_right_bytes(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    result = await puller.pull(at(server), range(30), 10)
+    assert (result.reason, result.blocks, result.bytes, result.present) == (Reason.COMPLETE, 20, 20 * BLOCK, 20)
+    assert 0 < result.lookup_s <= result.seconds
+    holds(target, 20)
+    assert source.stats().leases == 0
+    assert (server.stats().blocks, server.stats().bytes) == (20, 20 * BLOCK)
+
+
+async def test_only_what_is_missing_is_fetched_and_the_connection_stays_warm(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    store(target, chain(5))
+    assert (await puller.pull(at(server), range(10), 10)).blocks == 5
+    assert (await puller.pull(at(server), range(20), 10)).blocks == 10
+    again = await puller.pull(at(server), range(20), 10)
+    assert (again.reason, again.blocks, again.present) == (Reason.COMPLETE, 0, 20)
+    assert server.stats().accepted == 1 and server.stats().blocks == 15
+
+
+async def test_pulled_chains_are_evicted_from_their_end(
+    pools: Pools, source: BlockPool, serve: Callable[..., TransferServer]
+) -> None:
+    small = pools(16)
+    puller = Puller(small, SECRET, "c", limits=LIMITS)
+    result = await puller.pull(at(serve(source)), range(20), 10)
+    assert (result.reason, result.blocks) == (Reason.COMPLETE, 8)  # never more than half of a pool for one chain
+    store(small, chain(12, "b"))
+    assert len(small.lookup(chain(8), use=False)) == 4
+    await puller.close()
+
+
+async def test_with_several_ranks_all_shards_come(pools: Pools, serve: Callable[..., TransferServer]) -> None:
+    source, target = pools(32, ranks=2), pools(32, ranks=2)
+    store(source, chain(6), ranks=2)
+    store(source, [block_hash(6)])  # rank 0 only: not a block
+    puller = Puller(target, SECRET, "c", limits=LIMITS)
+    result = await puller.pull(at(serve(source)), range(10), 10)
+    assert (result.blocks, result.bytes) == (6, 12 * BLOCK)
+    assert len(target.lookup(chain(10), 1)) == 6
+    await puller.close()
+
+
+async def test_a_flipped_bit_is_noticed_counted_reported_and_not_delivered(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    flip(source, block_hash(5))
+    result = await puller.pull(at(server), range(20), 10)
+    assert (result.reason, result.blocks, result.corrupt, result.present) == (Reason.CORRUPT, 5, 1, 5)
+    holds(target, 5)
+    assert puller.stats().corrupt == 1
+    # the same connection is still good, and the source has looked at its own copy before it answers
+    result = await puller.pull(at(server), range(19), 10)
+    assert (result.reason, result.present) == (Reason.COMPLETE, 5)
+    assert server.stats().corrupt == 1 and server.stats().accepted == 1
+    assert not source.lookup([block_hash(5)])
+
+
+async def test_a_block_evicted_after_the_manifest_ends_the_pull_at_the_block_before(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    original = source.lease
+
+    def lease_but_lose_one(h: bytes, rank: int, until: float, peer: str = "") -> object:
+        if h == block_hash(7):
+            source.evict(h)
+        return original(h, rank, until, peer)
+
+    source.lease = lease_but_lose_one  # type: ignore[method-assign,assignment]
+    result = await puller.pull(at(server), range(20), 10)
+    assert (result.reason, result.blocks) == (Reason.GONE, 7)
+    holds(target, 7)
+    assert (await puller.pull(at(server), range(7), 10)).reason is Reason.COMPLETE
+    assert server.stats().accepted == 1
+
+
+async def test_another_fingerprint_or_rank_count_moves_nothing(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    target.configure(OTHER_FINGERPRINT, BLOCK, 1)
+    assert (await puller.pull(at(server), range(20), 10)).reason is Reason.MISMATCH
+    assert target.stats().blocks == 0
+
+
+async def test_pools_without_an_engine_give_and_take_nothing(
+    tmp_path: Path, source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    empty = BlockPool(tmp_path / "empty.kvpool", 1 << 20)
+    assert (await puller.pull(at(serve(empty)), range(3), 10)).reason is Reason.MISMATCH
+    taker = Puller(empty, SECRET, "c", limits=LIMITS)
+    assert (await taker.pull(at(serve(source)), range(3), 10)).reason is Reason.UNCONFIGURED
+    await taker.close()
+    empty.close()
+
+
+async def test_nothing_to_give_is_said(source: BlockPool, serve: Callable[..., TransferServer], puller: Puller) -> None:
+    assert (await puller.pull(at(serve(source)), range(100, 120), 10)).reason is Reason.NOTHING
+
+
+@pytest.mark.parametrize(("secret", "label"), [(b"wrong", "c"), (None, "c"), (SECRET, "other")])
+async def test_strangers_are_refused(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], secret: bytes | None, label: str
+) -> None:
+    server = serve(source)
+    puller = Puller(target, secret, label, limits=LIMITS)
+    result = await puller.pull(at(server), range(20), 10)
+    assert result.reason is Reason.REFUSED and result.detail
+    assert target.stats().blocks == 0 and server.stats().lookups == 0
+    await puller.close()
+
+
+async def test_one_pull_serves_all_who_want_the_same_chain(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    results = await asyncio.gather(*(puller.pull(at(server), range(20), 10) for _ in range(8)))
+    assert {r.blocks for r in results} == {20}
+    assert server.stats().lookups == 1 and puller.stats().joined == 7
+
+
+async def test_a_caller_that_goes_away_does_not_break_the_pull_for_others(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    first = asyncio.create_task(puller.pull(at(server), range(20), 10))
+    second = asyncio.create_task(puller.pull(at(server), range(20), 10))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).blocks == 20
+
+
+async def test_too_many_pulls_are_refused_and_not_queued_for_ever(target: BlockPool) -> None:
+    puller = Puller(target, SECRET, "c", limits=PullLimits(threads=1, waiting=2, stall_s=0.2, lookup_s=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        results = await asyncio.gather(*(puller.pull(address, [n], 1) for n in range(5)))
+    assert [r.reason for r in results].count(Reason.BUSY) == 3
+    await puller.close()
+
+
+async def test_a_source_with_all_hands_full_says_busy(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source, limits=ServerLimits(transfers=1, busy_wait_s=0.01))
+    assert server._turns.acquire()
+    assert (await puller.pull(at(server), range(20), 10)).reason is Reason.BUSY
+    server._turns.release()
+    assert (await puller.pull(at(server), range(20), 10)).blocks == 20
+    assert server.stats().busy >= 1
+
+
+async def test_more_connections_than_allowed_are_turned_away(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source, limits=ServerLimits(connections=1))
+    assert (await puller.pull(at(server), range(5), 10)).blocks == 5
+    other = Puller(target, SECRET, "c", limits=LIMITS)
+    assert (await other.pull(at(server), range(20), 10)).reason is Reason.UNREACHABLE
+    assert server.stats().turned_away == 1
+    await other.close()
+
+
+async def test_a_restarted_source_costs_nothing_but_a_new_connection(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    server = serve(source)
+    address = at(server)
+    assert (await puller.pull(address, range(5), 10)).blocks == 5
+    server.close()
+    serve(source, port=int(address.split(":")[1]))
+    assert (await puller.pull(address, range(10), 10)).blocks == 5
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "host:99999", ":", "127.0.0.1:x"])
+async def test_nobody_there_is_no_exception(address: str, puller: Puller) -> None:
+    assert (await puller.pull(address, range(5), 5)).reason is Reason.UNREACHABLE
+
+
+def test_a_port_that_is_taken_is_named(source: BlockPool, serve: Callable[..., TransferServer]) -> None:
+    server = serve(source)
+    with pytest.raises(LocalError, match=f"port {server.port}"):
+        TransferServer(source, resolve, SECRET, "c", port=server.port).start()
+
+
+def test_limits_that_outlive_the_leases_are_refused() -> None:
+    with pytest.raises(LocalError, match="leases"):
+        ServerLimits(stall_s=30)
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n" + bytes(64), b"\0" * 64, b"GVK\x01\x05\xff" + b"\xff" * 64])
+def test_junk_costs_its_connection_and_nothing_else(
+    source: BlockPool, serve: Callable[..., TransferServer], junk: bytes
+) -> None:
+    server = serve(source)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(junk)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1) == b""
+    assert server.stats().lookups == 0
+
+
+class BadSource:
+    """A source that authenticates and offers blocks properly, and then does what the test wants."""
+
+    def __init__(self, behave: Callable[[Transport, wire.Fetch, Deadline], None], n: int = 10) -> None:
+        self._behave = behave
+        self._entries = tuple(wire.Entry(h, 0, BLOCK, block_digest(content(h))) for h in chain(n))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._released = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._transport = transport = Transport(self._listener.accept()[0])
+        deadline = Deadline(time.monotonic, 20, 20)
+        shake = SourceHandshake("c", SECRET, bytes(16))
+        while not shake.done:
+            transport.send(shake.receive(transport.receive(deadline)), deadline)
+        try:
+            while True:
+                request = transport.receive(deadline)
+                if isinstance(request, wire.Lookup):
+                    transport.send(wire.Manifest(self._entries), deadline)
+                elif isinstance(request, wire.Fetch):
+                    self._behave(transport, request, deadline)
+        except (OSError, RemoteError):
+            pass
+        finally:
+            transport.close()
+
+    def hold(self) -> None:
+        """Do nothing until the test is over."""
+        self._released.wait(20)
+
+    def end(self) -> None:
+        self._released.set()
+        self._listener.close()
+        self._transport.close()  # the puller keeps good connections warm
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+def send(transport: Transport, deadline: Deadline, index: int, h: bytes, data: bytes) -> None:
+    transport.send_block(wire.BlockHeader(index, len(data), block_digest(content(h))), memoryview(data), deadline)
+
+
+def two_good_ones(transport: Transport, deadline: Deadline) -> None:
+    for index in (0, 1):
+        send(transport, deadline, index, block_hash(index), content(block_hash(index)))
+
+
+async def test_a_source_that_dies_in_a_block_leaves_the_blocks_before(target: BlockPool, puller: Puller) -> None:
+    def die(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        two_good_ones(transport, deadline)
+        transport.socket.sendall(wire.encode(wire.BlockHeader(2, BLOCK, bytes(16))) + b"half")
+        transport.close()
+
+    bad = BadSource(die)
+    result = await puller.pull(bad.address, range(10), 10)
+    assert (result.reason, result.blocks, result.present) == (Reason.BROKEN, 2, 2)
+    holds(target, 2)
+    bad.end()
+
+
+async def test_a_source_that_stalls_in_a_block_is_given_up_in_time(target: BlockPool, puller: Puller) -> None:
+    def stall(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        two_good_ones(transport, deadline)
+        transport.socket.sendall(wire.encode(wire.BlockHeader(2, BLOCK, bytes(16))) + b"half")
+        bad.hold()
+
+    bad = BadSource(stall)
+    started = time.monotonic()
+    result = await puller.pull(bad.address, range(10), 10)
+    assert (result.reason, result.blocks) == (Reason.STALLED, 2)
+    assert time.monotonic() - started < 3
+    holds(target, 2)
+    bad.end()
+
+
+async def test_a_source_that_drips_is_given_up_at_the_deadline(target: BlockPool, puller: Puller) -> None:
+    def drip(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        transport.socket.sendall(wire.encode(wire.BlockHeader(0, BLOCK, bytes(16))))
+        while not bad._released.wait(0.02):
+            transport.socket.sendall(b"x")
+
+    bad = BadSource(drip)
+    started = time.monotonic()
+    result = await puller.pull(bad.address, range(10), 1.0)
+    assert result.reason in {Reason.DEADLINE, Reason.STALLED} and result.blocks == 0
+    assert time.monotonic() - started < 2
+    bad.end()
+    holds(target, 0)
+
+
+async def test_blocks_in_the_wrong_order_size_or_version_are_not_delivered(target: BlockPool, puller: Puller) -> None:
+    def swapped(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        send(transport, deadline, 1, block_hash(1), content(block_hash(1)))
+        bad.hold()
+
+    def wrong_content(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        for index in range(len(fetch.keys)):  # block 1's bytes under block 0's header, and so on
+            send(transport, deadline, index, fetch.keys[index].block_hash, content(block_hash(99)))
+
+    def longer(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        send(transport, deadline, 0, block_hash(0), content(block_hash(0)) + b"x")
+        bad.hold()
+
+    def restored(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        for index in range(len(fetch.keys)):
+            data = content(block_hash(77))
+            transport.send_block(wire.BlockHeader(index, BLOCK, block_digest(data)), memoryview(data), deadline)
+
+    for behave, reason in (
+        (swapped, Reason.BROKEN),
+        (wrong_content, Reason.CORRUPT),
+        (longer, Reason.BROKEN),
+        (restored, Reason.GONE),
+    ):
+        bad = BadSource(behave)
+        result = await puller.pull(bad.address, range(10), 10)
+        assert (result.reason, result.blocks) == (reason, 0)
+        holds(target, 0)
+        bad.end()
+
+
+async def test_a_pool_cleared_during_a_pull_takes_nothing_of_it(target: BlockPool, puller: Puller) -> None:
+    def clear_in_between(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        if fetch.keys[0].block_hash == block_hash(0):
+            target.clear()
+        for index, key in enumerate(fetch.keys):
+            send(transport, deadline, index, key.block_hash, content(key.block_hash))
+
+    bad = BadSource(clear_in_between)
+    result = await puller.pull(bad.address, range(10), 10)
+    assert (result.reason, result.blocks) == (Reason.FULL, 0)
+    holds(target, 0)
+    bad.end()
+
+
+async def test_closing_breaks_off_a_running_pull(target: BlockPool) -> None:
+    asked = threading.Event()
+
+    def stall(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+        asked.set()
+        bad.hold()
+
+    bad = BadSource(stall)
+    puller = Puller(target, SECRET, "c", limits=PullLimits(stall_s=15))
+    pull = asyncio.create_task(puller.pull(bad.address, range(10), 15))
+    await asyncio.to_thread(asked.wait, 5)
+    started = time.monotonic()
+    await puller.close()
+    assert (await pull).reason is Reason.BROKEN
+    assert time.monotonic() - started < 3
+    assert (await puller.pull(bad.address, range(10), 15)).reason is Reason.BUSY
+    bad.end()
+
+
+def entry(n: int, rank: int = 0, nbytes: int = BLOCK) -> wire.Entry:
+    return wire.Entry(block_hash(n), rank, nbytes, bytes(16))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (entry(0), entry(0, 1), entry(1)),
+        (entry(0, 1), entry(0)),
+        (entry(0), entry(1, 1)),
+        (entry(0), entry(0, 1), entry(0), entry(0, 1)),
+        (entry(0, nbytes=BLOCK + 1), entry(0, 1)),
+    ],
+)
+def test_manifests_that_contradict_themselves_are_refused(entries: tuple[wire.Entry, ...]) -> None:
+    with pytest.raises(RemoteError):
+        check_manifest(wire.Manifest(entries), 2, BLOCK)
+
+
+SOURCE = """
+import pathlib, sys
+from kvmigrate.server import TransferServer
+from tests.kvmigrate.helpers import SECRET, block_hash, chain, make_pool, store
+pool = make_pool(pathlib.Path(sys.argv[1]), 64)
+store(pool, chain(12))
+server = TransferServer(pool, lambda chunks: [block_hash(c) for c in chunks], SECRET, "c")
+server.start()
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_source_in_another_process_that_is_killed_is_unreachable(
+    tmp_path: Path, target: BlockPool, puller: Puller
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SOURCE, str(tmp_path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        address = f"127.0.0.1:{int(await process.stdout.readline())}"
+        assert (await puller.pull(address, range(6), 10)).blocks == 6
+    finally:
+        process.kill()
+        await asyncio.wait_for(process.communicate(), 10)
+    result = await puller.pull(address, range(12), 5)
+    assert (result.reason, result.blocks) == (Reason.UNREACHABLE, 0)
+    holds(target, 6)
+
+
+async def test_the_event_loop_is_free_while_a_pool_is_served_and_filled(
+    pools: Pools, serve: Callable[..., TransferServer]
+) -> None:
+    source, target = pools(64, block=1 << 20), pools(128, block=1 << 20)
+    store(source, chain(48))
+    puller = Puller(target, SECRET, "c")
+    worst, done = 0.0, False
+
+    async def watch() -> None:
+        nonlocal worst
+        while not done:
+            before = time.monotonic()
+            await asyncio.sleep(0)
+            worst = max(worst, time.monotonic() - before)
+
+    watcher = asyncio.create_task(watch())
+    result = await puller.pull(at(serve(source)), range(48), 20)
+    done = True
+    await watcher
+    assert result.blocks == 48
+    assert worst < 0.25  # generous: the machine is shared; blocking for a pull would be far longer
+    await puller.close()
+    assert target.header.fingerprint == FINGERPRINT

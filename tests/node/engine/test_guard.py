@@ -1,0 +1,180 @@
+"""No engine process outlives its node, with real processes that resist."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from node.engine.processes import EngineProcess, kin_of, spawn, sweep
+from tests.node.engine.gone import gone, wait_gone, watch
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+STUBBORN = (sys.executable, str(HERE / "stubborn.py"))
+KINDS = ("ignores", "orphan", "bare")
+
+
+@pytest.fixture
+def marker() -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex}"
+    yield name
+    assert sweep(name) == 0, "the test left processes behind"
+
+
+@dataclass
+class Tree:
+    """A running stubborn.py under a guard."""
+
+    process: EngineProcess
+    pids: dict[str, int] = field(default_factory=dict)
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def line(self, text: str) -> None:
+        match text.split():
+            case ["pid", kind, number]:
+                self.pids[kind] = int(number)
+            case ["up"]:
+                self.up.set()
+
+
+@asynccontextmanager
+async def tree(marker: str, *kinds: str, grace_s: float = 0.2) -> AsyncIterator[Tree]:
+    found = Tree(await spawn([*STUBBORN, *kinds], dict(os.environ), marker, grace_s=grace_s))
+    pump = asyncio.create_task(found.process.pump(found.line))
+    try:
+        await asyncio.wait_for(found.up.wait(), 15)
+        yield found
+    finally:
+        found.process.kill()
+        await asyncio.wait_for(found.process.wait(), 20)
+        await asyncio.wait_for(pump, 20)
+
+
+@pytest.mark.parametrize("victims", [("node",), ("node", "main"), ("node", "guard"), ("node", "guard", "main")])
+def test_a_killed_node_takes_every_process_along(marker: str, victims: tuple[str, ...]) -> None:
+    kinds = KINDS if "guard" not in victims else ()  # without the guard only what carries the marker is found later
+    argv = [sys.executable, str(HERE / "fake_node.py"), marker, "0.2", *kinds]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as node:
+        pids = {"node": node.pid}
+        assert node.stdout is not None
+        for line in node.stdout:
+            match line.split():
+                case ["pid", kind, number]:
+                    pids[kind] = int(number)
+                case ["up"]:
+                    break
+        assert len(pids) == 3 + len(kinds)
+        fds = watch(pid for kind, pid in pids.items() if kind != "node")
+        for victim in victims:
+            os.kill(pids[victim], signal.SIGKILL)
+    wait_gone(fds)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+async def test_an_engine_that_dies_alone_leaves_nothing_and_the_guard_ends_the_same_way(
+    marker: str, number: signal.Signals
+) -> None:
+    async with tree(marker, *KINDS) as engine:
+        fds = watch(engine.pids.values())
+        os.kill(engine.pids["main"], number)
+        assert await asyncio.wait_for(engine.process.wait(), 15) == -number
+        await gone(fds)
+
+
+@pytest.mark.parametrize("status", [0, 3, 255])
+async def test_the_guard_exits_with_the_status_of_the_engine(marker: str, status: int) -> None:
+    process = await spawn([sys.executable, "-c", f"import os; os._exit({status})"], {}, marker)
+    await asyncio.wait_for(process.pump(lambda line: None), 15)
+    assert await asyncio.wait_for(process.wait(), 15) == status
+
+
+async def test_a_program_that_is_not_there_is_told_and_ends_with_127(marker: str) -> None:
+    lines: list[str] = []
+    process = await spawn(["/nowhere/python"], {}, marker)
+    await asyncio.wait_for(process.pump(lines.append), 15)
+    assert await process.wait() == 127
+    assert lines == ["grapevine: cannot start /nowhere/python: [Errno 2] No such file or directory"]
+
+
+async def test_a_stop_is_passed_to_the_engine_alone_and_the_rest_ends_after_it(marker: str) -> None:
+    async with tree(marker, *KINDS) as engine:
+        fds = watch(engine.pids.values())
+        engine.process.terminate()
+        assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGTERM
+        await gone(fds)
+
+
+async def test_force_ends_an_engine_that_ignores_the_stop(marker: str) -> None:
+    async with tree(marker, "main-ignores", *KINDS, grace_s=3600) as engine:
+        fds = watch(engine.pids.values())
+        engine.process.terminate()
+        engine.process.kill()
+        assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGKILL
+        await gone(fds)
+
+
+async def test_a_stopped_process_is_ended_too(marker: str) -> None:
+    async with tree(marker, "ignores") as engine:
+        fds = watch(engine.pids.values())
+        os.kill(engine.pids["ignores"], signal.SIGSTOP)
+        engine.process.terminate()
+        await asyncio.wait_for(engine.process.wait(), 15)
+        await gone(fds)
+
+
+async def test_a_process_that_forks_faster_than_it_is_seen_is_caught_in_the_end(marker: str) -> None:
+    async with tree(marker, "storm") as engine:
+        engine.process.kill()
+        assert await asyncio.wait_for(engine.process.wait(), 30) == -signal.SIGKILL
+    assert sweep(marker) == 0
+
+
+async def test_when_the_guard_is_killed_the_node_ends_the_rest(marker: str) -> None:
+    async with tree(marker, *KINDS) as engine:
+        engine.process.record()
+        fds = watch(engine.pids.values())
+        os.kill(engine.process.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGKILL
+        await gone(fds)
+
+
+async def test_a_sweep_touches_nobody_else(marker: str) -> None:
+    async with tree(marker) as engine:
+        assert sweep("another-marker") == 0
+        assert sweep(marker + "x") == 0
+        assert kin_of(engine.pids["main"]) is not None
+
+
+def test_the_thread_that_started_the_guard_may_end(marker: str) -> None:
+    """The kernel reports the end of the thread, not of the process: the guard must look before it believes."""
+    started: list[EngineProcess] = []
+
+    async def start() -> None:
+        started.append(await spawn([*STUBBORN], dict(os.environ), marker, grace_s=0.2))
+
+    thread = threading.Thread(target=lambda: asyncio.run(start()))
+    thread.start()
+    thread.join()
+    process = started[0]._process
+    assert process.stdout is not None
+    with process.stdout as output:
+        said = b""
+        while b"up\n" not in said:
+            said += output.read(4096)
+        main = int(said.split()[2])
+        os.kill(process.pid, signal.SIGUSR2)  # what the kernel sends when the thread has ended
+        assert kin_of(main) is not None
+        # A guard that had believed it would end its engine by itself; this one still passes our signal on.
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(15) == -signal.SIGTERM
+    os.close(started[0]._control)

@@ -1,0 +1,186 @@
+"""Questions to an engine, over a Unix socket and over a URL, and answers that are wrong in every way."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.engine import probe
+from node.engine.client import EngineAddress, engine_address, open_session
+from node.engine.events import EngineModel
+from node.engine.processes import spawn
+from node.errors import EngineError
+from node.settings import make_settings
+
+FAKE = str(Path(__file__).with_name("fake_engine.py"))
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, EngineAddress]]:
+    address = EngineAddress(socket=tmp_path / "s")
+    up = asyncio.Event()
+    process = await spawn([sys.executable, FAKE, str(address.socket)], dict(os.environ), f"probe-{tmp_path}")
+    pump = asyncio.create_task(process.pump(lambda line: up.set()))
+    await asyncio.wait_for(up.wait(), 15)
+    async with open_session(address) as session:
+        yield session, address
+    process.kill()
+    await process.wait()
+    await pump
+
+
+async def serve(*routes: web.RouteDef) -> tuple[web.AppRunner, EngineAddress]:
+    app = web.Application()
+    app.add_routes(routes)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return runner, EngineAddress(base=f"http://127.0.0.1:{runner.addresses[0][1]}")
+
+
+async def test_a_vllm_engine_tells_all(engine: tuple[aiohttp.ClientSession, EngineAddress]) -> None:
+    session, address = engine
+    assert await probe.probe_health(session, address, 5) == probe.Health(ok=True)
+    models = await probe.probe_models(session, address, 5)
+    assert models == (EngineModel("small", "/models/small", None, 4096),)
+    assert await probe.probe_version(session, address, 5) == "0.32.0"
+    assert await probe.probe_metrics(session, address, 5) == probe.EngineMetrics(
+        running=3, waiting=2, kv_use=0.25, prefix_queries=1000, prefix_hits=512, external_hits=128
+    )
+
+
+async def test_a_server_without_health_and_metrics_will_do() -> None:
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "x"}]})
+
+    runner, address = await serve(web.get("/v1/models", models))
+    async with open_session(address) as session:
+        assert (await probe.probe_health(session, address, 5)).ok
+        assert await probe.probe_models(session, address, 5) == (EngineModel("x"),)
+        assert await probe.probe_version(session, address, 5) == ""
+        assert await probe.probe_metrics(session, address, 5) is None
+    await runner.cleanup()
+
+
+async def test_an_engine_that_is_not_there_refuses(tmp_path: Path) -> None:
+    address = EngineAddress(socket=tmp_path / "nobody")
+    async with open_session(address) as session:
+        health = await probe.probe_health(session, address, 5)
+        assert (health.ok, health.refused) == (False, True)
+        with pytest.raises(EngineError, match="cannot be reached"):
+            await probe.probe_models(session, address, 5)
+
+
+async def test_a_slow_engine_is_late_and_not_absent() -> None:
+    never = asyncio.Event()
+
+    async def wait(request: web.Request) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    runner, address = await serve(web.get("/health", wait))
+    async with open_session(address) as session:
+        health = await probe.probe_health(session, address, 0.05)
+        assert (health.ok, health.refused) == (False, False)
+        assert "within 0.05 s" in health.detail
+    never.set()
+    await runner.cleanup()
+
+
+async def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "MAX_ANSWER_BYTES", 1000)
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"x" * 1001)
+
+    runner, address = await serve(web.get("/v1/models", flood))
+    async with open_session(address) as session:
+        with pytest.raises(EngineError, match="more than 1000 bytes"):
+            await probe.probe_models(session, address, 5)
+    await runner.cleanup()
+
+
+async def test_the_key_of_the_engine_is_sent_and_its_lack_is_told() -> None:
+    async def models(request: web.Request) -> web.Response:
+        good = request.headers.get("authorization") == "Bearer k"
+        return web.json_response({"data": [{"id": "x"}]}) if good else web.Response(status=401)
+
+    runner, address = await serve(web.get("/v1/models", models))
+    for key, good in (("k", True), ("", False)):
+        keyed = EngineAddress(base=address.base, api_key=key)
+        async with open_session(keyed) as session:
+            if good:
+                assert await probe.probe_models(session, keyed, 5)
+            else:
+                with pytest.raises(EngineError, match="--engine-api-key"):
+                    await probe.probe_models(session, keyed, 5)
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("given_url", "url"),
+    [
+        ("http://h:8000", "http://h:8000/v1/models"),
+        ("http://h:8000/v1/", "http://h:8000/v1/models"),
+        ("https://h/gate/way/v1", "https://h/gate/way/v1/models"),
+    ],
+)
+def test_a_base_path_is_kept_and_an_ending_v1_is_not_doubled(given_url: str, url: str) -> None:
+    assert str(engine_address(make_settings(engine_url=given_url)).url("/v1/models")) == url
+
+
+def test_a_query_passes_as_it_is() -> None:
+    assert str(EngineAddress().url("/v1/x?a=%2F+b&c")) == "http://engine/v1/x?a=%2F+b&c"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+ENTRY = st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "root", "parent", "max_model_len"), JSON))
+
+
+@given(st.one_of(st.binary(max_size=60), JSON.map(json.dumps).map(str.encode)))
+def test_any_bytes_give_models_or_an_engine_error(body: bytes) -> None:
+    with contextlib.suppress(EngineError):
+        probe.parse_models(body)
+
+
+@given(st.lists(ENTRY, max_size=6))
+def test_any_entry_gives_a_bounded_model(entries: list[dict[str, object]]) -> None:
+    for model in probe.parse_models(json.dumps({"data": entries}).encode()):
+        assert 0 < len(model.id) <= probe.MAX_MODEL_NAME
+        assert model.max_model_len is None or model.max_model_len > 0
+
+
+def test_base_models_come_before_their_adapters() -> None:
+    body = json.dumps({"data": [{"id": "a", "parent": "b"}, {"id": "b"}]}).encode()
+    assert [model.id for model in probe.parse_models(body)] == ["b", "a"]
+
+
+def test_metrics_of_several_engines_are_summed_and_nonsense_is_zero() -> None:
+    lines = ['vllm:num_requests_running{engine="0"} 2.0', 'vllm:num_requests_running{engine="1"} 3.0']
+    lines += [
+        "vllm:num_requests_waiting NaN",
+        "vllm:kv_cache_usage_perc 7",
+        "vllm:prefix_cache_hits_total{} x",
+        "vllm:",
+    ]
+    assert probe.parse_metrics(lines) == probe.EngineMetrics(running=5, kv_use=1.0)
+    assert probe.parse_metrics(["python_gc 3", "# vllm"]) is None
+
+
+@given(st.lists(st.text(max_size=40).map(lambda text: "vllm:num_requests_running" + text), max_size=5))
+def test_any_metric_line_can_be_read(lines: list[str]) -> None:
+    probe.parse_metrics(lines)

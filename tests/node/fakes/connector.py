@@ -1,0 +1,79 @@
+"""Both halves of the connector inside a fake engine: what the real one would report, when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvmigrate.digest import block_digest
+from kvmigrate.link import FrameSplitter, Hello, Message, Role, encode
+from kvmigrate.link import messages as m
+from kvmigrate.pool import BlockPool
+
+BLOCK_BYTES = 4096
+BLOCK_TOKENS = 16
+FINGERPRINT = b"f" * 16
+
+
+class FakeConnector:
+    """One scheduler half and one worker half, connected to a node."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writers: dict[Role, asyncio.StreamWriter] = {}
+        self._readers: list[asyncio.Task[None]] = []
+        self.got: list[tuple[Role, Message]] = []
+        self._changed = asyncio.Condition()
+
+    async def connect(self, fingerprint: bytes = FINGERPRINT) -> None:
+        for role in (Role.WORKER, Role.SCHEDULER):
+            reader, writer = await asyncio.open_unix_connection(str(self._path))
+            self._writers[role] = writer
+            self._readers.append(asyncio.create_task(self._read(role, reader)))
+            self.send(Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS), role)
+            await self.until(role, m.Pool)
+
+    def send(self, message: Message, role: Role = Role.SCHEDULER) -> None:
+        self._writers[role].write(encode(message))
+
+    async def until(self, role: Role, kind: type[Message]) -> None:
+        async with self._changed, asyncio.timeout(10):
+            await self._changed.wait_for(lambda: any(r is role and isinstance(g, kind) for r, g in self.got))
+
+    async def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        self._writers.clear()
+
+    async def _read(self, role: Role, reader: asyncio.StreamReader) -> None:
+        splitter = FrameSplitter()
+        while data := await reader.read(65536):
+            async with self._changed:
+                self.got += [(role, message) for message in splitter.feed(data)]
+                self._changed.notify_all()
+
+
+def hashes_of(text: bytes, count: int) -> tuple[bytes, ...]:
+    """Chained block hashes of a prompt, as an engine would have them."""
+    chain: list[bytes] = []
+    last = b""
+    size = max(1, len(text) // count)
+    for index in range(count):
+        last = hashlib.sha256(last + text[index * size : (index + 1) * size]).digest()
+        chain.append(last)
+    return tuple(chain)
+
+
+def store(pool: BlockPool, hashes: Sequence[bytes]) -> None:
+    """Put blocks into a pool, as a worker does with what it computed."""
+    for block_hash in hashes:
+        (slot,) = pool.grant(1)
+        room = pool.writable(slot)
+        assert room is not None
+        data = (block_hash * (BLOCK_BYTES // len(block_hash)))[:BLOCK_BYTES]
+        room[:BLOCK_BYTES] = data
+        room.release()
+        assert pool.commit(slot, block_hash, 0, BLOCK_BYTES, block_digest(data))

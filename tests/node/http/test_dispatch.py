@@ -1,0 +1,341 @@
+"""Where requests go when nodes are full, refuse, die, drain, or do not exist."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from node.engine.events import EngineState
+from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
+from node.plan import Plan
+from node.relay import dispatch
+from node.relay.deadlines import Deadlines
+from node.relay.forward import read_load
+from tests.node.fakes import engine as fake
+from tests.node.fakes.client import RawAnswer, ask, connect
+from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.node.fakes.engine import Gate
+from tests.node.http.bodies import CHAT, chat
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Cluster]:
+    async with cluster() as empty:
+        yield empty
+
+
+def error_of(answer: RawAnswer) -> dict[str, object]:
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return dict(error)
+
+
+async def fill(member: Member, gate: Gate, count: int = 1) -> list[asyncio.Task[RawAnswer]]:
+    """Occupy places of a node with its own clients until the gate opens."""
+    member.fake.script = fake.hold(gate)
+    forced = (("x-grapevine-force-target", member.name),)
+    tasks = [asyncio.create_task(ask(member.port, "POST", CHAT, forced, chat())) for _ in range(count)]
+    await member.fake.until(lambda: member.fake.active == count)
+    return tasks
+
+
+# --- what cannot be served
+
+
+async def test_an_unknown_model_is_answered_as_openai_does(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", CHAT, (), chat("nope"))
+    assert answer.status == 404
+    error = error_of(answer)
+    assert error["code"] == "model_not_found" and error["param"] == "model" and "nope" in str(error["message"])
+    assert answer.one("x-request-id")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff\xfe", b"nothing"])
+async def test_a_body_that_is_no_json_object_is_refused(nodes: Cluster, body: bytes) -> None:
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", CHAT, (("Content-Type", "application/json"),), body)
+    assert answer.status == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+    assert not a.fake.received
+
+
+async def test_a_body_that_is_too_large_is_refused_with_413(nodes: Cluster) -> None:
+    a = await nodes.add("a", max_body_mib=1)
+    big = chat(filler="x" * (1 << 20))
+    for headers, body in (((), big), ((("Transfer-Encoding", "chunked"),), _chunked(big))):
+        answer = await ask(a.port, "POST", CHAT, headers, body)
+        assert answer.status == 413 and "1 MiB" in str(error_of(answer)["message"])
+    assert not a.fake.received
+
+
+def _chunked(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+async def test_no_candidate_names_what_is_missing(nodes: Cluster) -> None:
+    a = await nodes.add("a", up=False)
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 503
+    assert "loading" in str(error_of(answer)["message"]) and "a" in str(error_of(answer)["message"])
+    a.supervisor.up()
+    assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
+    a.supervisor.down(EngineState.RESTARTING)
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 503 and answer.one("Retry-After")
+
+
+async def test_a_node_serves_its_clients_while_its_own_engine_loads(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", up=False), await nodes.add("b")
+    await nodes.agree()
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == b.name
+
+
+async def test_each_model_goes_to_the_node_that_serves_it(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", models=["m", "one"]), await nodes.add("b", models=["two"])
+    await nodes.agree()
+    for entry in (a, b):
+        for model, target in (("one", "a"), ("two", "b")):
+            answer = await ask(entry.port, "POST", CHAT, (), chat(model))
+            assert answer.one("x-grapevine-target") == target, answer.body
+
+
+@pytest.mark.parametrize("header", ["x-grapevine-force-target", "x-grapevine-force-source"])
+async def test_an_unknown_node_in_an_option_is_named(nodes: Cluster, header: str) -> None:
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", CHAT, ((header, "ghost"),), chat())
+    assert answer.status == 400 and "ghost" in str(error_of(answer)["message"])
+
+
+async def test_contradicting_options_are_refused(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    both = (("x-grapevine-force-source", "a"), ("x-grapevine-no-pull", "1"))
+    assert (await ask(a.port, "POST", CHAT, both, chat())).status == 400
+    assert (await ask(a.port, "POST", CHAT, (("x-grapevine-no-pull", "maybe"),), chat())).status == 400
+    assert (await ask(a.port, "POST", CHAT, (("x-grapevine-no-pull", "1"),), chat())).status == 200
+
+
+# --- full nodes
+
+
+async def test_a_full_target_bounces_the_request_to_the_next(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b", max_running=1), await nodes.add("c", max_running=1)
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(b, gate)
+    answers = [await ask(a.port, "POST", CHAT, (), chat()) for _ in range(3)]
+    assert [answer.one("x-grapevine-target") for answer in answers] == ["c"] * 3
+    assert not c.fake.disconnects
+    gate.open()
+    assert (await held[0]).status == 200
+
+
+async def test_a_busy_node_tells_its_fresh_load(nodes: Cluster) -> None:
+    b = await nodes.add("b", max_running=1)
+    gate = Gate()
+    held = await fill(b, gate)
+    plan = Plan(rid="r", model="m", entry="a", target="b", hops=1).header()
+    answer = await ask(b.port, "POST", "/peer" + CHAT, ((PLAN_HEADER, plan),), chat())
+    assert answer.status == 429 and answer.one(BUSY_HEADER) == "1"
+    load = read_load(answer.one("x-grapevine-load"))
+    assert load is not None and load.active == 1 and load.ready
+    gate.open()
+    await held[0]
+
+
+async def test_a_request_waits_for_a_place_and_gets_the_first_that_is_free(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b = await nodes.add("b", max_running=1)
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(b, gate)
+    waiting = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.until(lambda: len(a.node.room) == 1)
+    assert b.fake.active == 1
+    gate.open(2)
+    assert (await held[0]).status == 200
+    answer = await waiting
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "b"
+    assert len(a.node.room) == 0
+
+
+async def test_a_full_queue_answers_429_with_retry_after(nodes: Cluster) -> None:
+    a = await nodes.add("a", max_running=1, max_queue=0)
+    gate = Gate()
+    held = await fill(a, gate)
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 429 and int(answer.one("Retry-After") or 0) >= 1
+    assert error_of(answer)["code"] == "cluster_busy"
+    gate.open()
+    await held[0]
+
+
+async def test_waiting_ends_with_429_at_its_deadline(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MAX_WAIT_S", 0.1)
+    a = await nodes.add("a", max_running=1)
+    gate = Gate()
+    held = await fill(a, gate)
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 429 and answer.one("Retry-After")
+    gate.open()
+    await held[0]
+
+
+async def test_a_client_that_leaves_the_queue_leaves_no_trace(nodes: Cluster) -> None:
+    a = await nodes.add("a", max_running=1)
+    gate = Gate()
+    held = await fill(a, gate)
+    async with connect("127.0.0.1", a.port) as client:
+        await client.send("POST", CHAT, (), chat())
+        await a.until(lambda: len(a.node.room) == 1)
+    await a.until(lambda: len(a.node.room) == 0)
+    gate.open()
+    await held[0]
+    assert len(a.fake.received) == 1
+
+
+# --- nodes that fail
+
+
+@pytest.mark.parametrize("how", ["refuses", "resets"])
+async def test_a_target_that_fails_before_the_first_byte_is_replaced(nodes: Cluster, how: str) -> None:
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+    if how == "refuses":
+        await b.fake.close()
+    else:
+        b.fake.script = fake.reset
+    for _ in range(4):
+        answer = await ask(a.port, "POST", CHAT, (), chat())
+        assert answer.status == 200 and answer.one("x-grapevine-target") == "c", answer.body
+    assert len(c.fake.received) == 4
+
+
+async def test_a_peer_that_refuses_connections_is_avoided_before_gossip_knows(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+    assert b.node._http is not None
+    await b.node._http.close()
+    targets = [(await ask(a.port, "POST", CHAT, (), chat())).one("x-grapevine-target") for _ in range(6)]
+    assert targets == ["c"] * 6
+    state = a.node.registry.describe("b")
+    refused = a.node.metrics.retries.labels("refused")._value.get()
+    assert refused <= 2 and (state.avoided or refused == 0)
+    assert c.fake.received
+
+
+async def test_a_failing_own_engine_sends_the_request_to_a_peer(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    await a.fake.close()
+    for _ in range(4):
+        answer = await ask(a.port, "POST", CHAT, (), chat())
+        assert answer.status == 200 and answer.one("x-grapevine-target") == b.name
+
+
+async def test_when_every_target_fails_the_client_is_told_of_each(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    a.fake.script = b.fake.script = fake.reset
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 503
+    message = str(error_of(answer)["message"])
+    assert "a:" in message and "b:" in message
+    assert len(a.fake.received) == len(b.fake.received) == 1
+
+
+async def test_a_silent_target_is_left_and_its_work_aborted(nodes: Cluster) -> None:
+    quick = Deadlines(first_byte_s=0.2)
+    a = await nodes.add("a", models=["other"], deadlines=quick)
+    b = await nodes.add("b")
+    await nodes.agree()
+    b.fake.script = fake.stall
+    answer = await ask(a.port, "POST", CHAT, (), chat(stream=True))
+    assert answer.status == 503
+    await b.fake.until(lambda: b.fake.disconnects == 1)
+
+
+async def test_a_peer_declared_dead_is_left_at_once(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+    b.fake.script = c.fake.script = fake.stall
+    waiting = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    first = await _receiver(b, c)
+    second = c if first is b else b
+    second.fake.script = fake.answer_chat
+    a.node.downs.down(first.name)
+    answer = await waiting
+    assert answer.status == 200 and answer.one("x-grapevine-target") == second.name
+    await first.fake.until(lambda: first.fake.disconnects == 1)
+
+
+async def _receiver(*members: Member) -> Member:
+    tasks = [asyncio.create_task(m.fake.until(lambda m=m: m.fake.active == 1)) for m in members]  # type: ignore[misc]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return members[tasks.index(done.pop())]
+
+
+# --- loops, drain
+
+
+async def test_a_plan_for_another_node_is_refused_not_forwarded(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    plan = Plan(rid="r", model="m", entry="a", target="a", hops=1).header()
+    answer = await ask(b.port, "POST", "/peer" + CHAT, ((PLAN_HEADER, plan),), chat())
+    assert answer.status == 421 and answer.one(REFUSED_HEADER)
+    assert not a.fake.received and not b.fake.received
+
+
+async def test_two_nodes_that_each_believe_the_other_has_room_do_not_loop(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", max_running=1, max_queue=0), await nodes.add("b", max_running=1, max_queue=0)
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(a, gate) + await fill(b, gate)
+    for entry in (a, b):
+        answer = await ask(entry.port, "POST", CHAT, (), chat())
+        assert answer.status == 429
+    assert len(a.fake.received) == len(b.fake.received) == 1
+    gate.open(2)
+    await asyncio.gather(*held)
+
+
+async def test_a_draining_node_finishes_what_it_has_and_takes_nothing_new(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(b, gate)
+    b.node.drain(True)
+    await a.until(lambda: a.sees(["a"]))
+    for entry in (a, b):
+        answer = await ask(entry.port, "POST", CHAT, (), chat())
+        assert answer.one("x-grapevine-target") == "a"
+    gate.open()
+    assert (await held[0]).one("x-grapevine-target") == "b"
+    b.fake.script = fake.answer_chat
+    b.node.drain(False)
+    await a.until(lambda: a.sees(["a", "b"]))
+    forced = (("x-grapevine-force-target", "b"),)
+    assert (await ask(a.port, "POST", CHAT, forced, chat())).status == 200
+
+
+@pytest.mark.parametrize("policy", ["cost", "least_connections", "latency_based", "round_robin"])
+async def test_every_policy_can_be_chosen(nodes: Cluster, policy: str) -> None:
+    a, b = await nodes.add("a", policy=policy), await nodes.add("b", policy=policy)
+    await nodes.agree()
+    targets = [(await ask(a.port, "POST", CHAT, (), chat())).one("x-grapevine-target") for _ in range(4)]
+    assert set(targets) <= {"a", "b"}
+    if policy == "round_robin":
+        assert sorted(map(str, targets)) == ["a", "a", "b", "b"]
+    assert len(a.fake.received) + len(b.fake.received) == 4

@@ -1,0 +1,185 @@
+"""KV from the node's side: what the connector reports spreads, routes, is pulled before the engine sees a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvmigrate.link import messages as m
+from tests.node.fakes import connector as kv
+from tests.node.fakes import engine as fake
+from tests.node.fakes.client import RawAnswer, ask
+from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.node.fakes.connector import FakeConnector
+from tests.node.http.bodies import CHAT, chat
+
+BLOCKS = 64
+TOKENS = BLOCKS * kv.BLOCK_TOKENS
+#: About as fast as a node is taken to be before it has measured anything.
+PREFILL_S = 1.0
+LONG = chat(messages=[{"role": "user", "content": "All happy families are alike. " * 180}])
+
+
+class Pair:
+    """Two nodes with connectors in their engines; the engines report what a real one would."""
+
+    def __init__(self, nodes: Cluster) -> None:
+        self.nodes = nodes
+        self.connectors: dict[str, FakeConnector] = {}
+
+    async def add(self, name: str, fingerprint: bytes = kv.FINGERPRINT) -> Member:
+        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01)
+        connector = FakeConnector(member.node.settings.link_socket)
+        await connector.connect(fingerprint)
+        self.connectors[name] = connector
+        member.fake.script = self._script(member)
+        await member.until(lambda: member.node.kv.connected and member.node.registry.may_pull("m"))
+        return member
+
+    def _script(self, member: Member) -> fake.Script:
+        async def script(exchange: fake.Exchange) -> None:
+            params = exchange.received.json["kv_transfer_params"]
+            assert isinstance(params, dict)
+            rid = params["grapevine"]["rid"]
+            pool = member.node.kv.pool
+            assert pool is not None
+            hashes = kv.hashes_of(LONG, BLOCKS)
+            here = len(pool.lookup(hashes, use=False))
+            connector = self.connectors[member.name]
+            connector.send(m.Started(rid, TOKENS, 0, here * kv.BLOCK_TOKENS))
+            connector.send(m.Prefilled(rid, PREFILL_S))
+            kv.store(pool, hashes[here:])
+            connector.send(m.Filled(rid, hashes, TOKENS))
+            connector.send(m.Finished(rid))
+            await fake.answer_chat(exchange)
+
+        return script
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with cluster() as nodes:
+        both = Pair(nodes)
+        yield both
+        for connector in both.connectors.values():
+            await connector.close()
+
+
+async def send(entry: Member, *headers: tuple[str, str], body: bytes = LONG) -> RawAnswer:
+    answer = await ask(entry.port, "POST", CHAT, headers, body)
+    assert answer.status == 200, answer.body
+    return answer
+
+
+def force(target: str, source: str | None = None) -> list[tuple[str, str]]:
+    headers = [("x-grapevine-force-target", target)]
+    return headers if source is None else [*headers, ("x-grapevine-force-source", source)]
+
+
+async def warmed(pair: Pair) -> tuple[Member, Member]:
+    """Two nodes; the first has served the long prompt and the second has heard of it."""
+    a, b = await pair.add("a"), await pair.add("b")
+    await pair.nodes.agree()
+    await send(a, *force("a"))
+    await b.until(lambda: b.node.registry.describe("a").digest_size > 0)
+    await b.until(lambda: _published(b, "a") == _published(a, "a"))
+    return a, b
+
+
+def _published(member: Member, name: str) -> int:
+    return member.node.registry.describe(name).digest_size
+
+
+async def test_the_engine_learns_an_id_of_ours_and_the_rest_of_the_body_is_untouched(pair: Pair) -> None:
+    a = await pair.add("a")
+    await send(a, body=chat(kv_transfer_params={"evil": 1}, temperature=0.25))
+    received = a.fake.received[-1].json
+    params = received.pop("kv_transfer_params")
+    assert isinstance(params, dict) and list(params) == ["grapevine"] and list(params["grapevine"]) == ["rid"]
+    assert received == json.loads(chat(temperature=0.25))
+
+
+async def test_ids_are_unique_even_when_a_client_repeats_its_own(pair: Pair) -> None:
+    a = await pair.add("a")
+    for _ in range(2):
+        await send(a, ("X-Request-Id", "same"))
+    rids = [json.dumps(received.json["kv_transfer_params"]) for received in a.fake.received]
+    assert len(set(rids)) == 2 and all("same" in rid for rid in rids)
+
+
+async def test_an_engine_without_connector_gets_no_parameters(pair: Pair) -> None:
+    plain = await pair.nodes.add("plain")
+    await send(plain)
+    assert plain.fake.received[-1].body == LONG
+
+
+async def test_a_shared_prefix_goes_to_its_holder_from_any_entry(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    for entry in (a, b):
+        answer = await send(entry)
+        assert answer.one("x-grapevine-target") == "a", answer.headers
+
+
+async def test_forced_onto_another_node_the_blocks_are_pulled_before_the_engine_sees_it(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    answer = await send(a, *force("b", "a"))
+    assert answer.one("x-grapevine-target") == "b" and answer.one("x-grapevine-source") == "a"
+    pulled = int(answer.one("x-grapevine-pulled-blocks") or 0)
+    assert pulled >= BLOCKS - 8
+    metrics = b.node.metrics
+    assert metrics.pulled_blocks._value.get() == pulled
+    assert metrics.actual._value.get() == pulled * kv.BLOCK_TOKENS  # the engine found them: they came first
+    assert b.node.vector().rates.get("a", 0) >= 0
+
+
+async def test_without_a_pull_everything_is_computed_again(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    answer = await send(a, *force("b"), ("x-grapevine-no-pull", "1"))
+    assert answer.one("x-grapevine-target") == "b" and not answer.all("x-grapevine-source")
+    assert b.node.metrics.actual._value.get() == 0
+
+
+async def test_blocks_of_another_fingerprint_are_not_taken(pair: Pair) -> None:
+    a, b = await pair.add("a"), await pair.add("b", b"g" * 16)
+    await pair.nodes.agree()
+    await send(a, *force("a"))
+    await b.until(lambda: _published(b, "a") > 0)
+    answer = await send(b, *force("b", "a"))
+    assert answer.one("x-grapevine-pulled-blocks") == "0"
+    assert b.node.metrics.pulls.labels("mismatch")._value.get() == 1
+
+
+async def test_a_source_that_is_gone_costs_only_speed(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    assert a.node.kv.server is not None
+    a.node.kv.server.close()
+    answer = await send(b, *force("b", "a"))
+    assert answer.status == 200 and answer.one("x-grapevine-pulled-blocks") == "0"
+
+
+async def test_what_the_pool_drops_is_withdrawn_everywhere(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    assert a.node.kv.pool is not None
+    a.node.kv.pool.clear()
+    await b.until(lambda: _published(b, "a") == 0)
+    assert _published(a, "a") == 0
+
+
+async def test_predicted_is_compared_with_actual(pair: Pair) -> None:
+    a, _ = await warmed(pair)
+    await send(a, *force("a"))
+    predicted, actual = a.node.metrics.predicted._value.get(), a.node.metrics.actual._value.get()
+    assert predicted > 0 and actual == TOKENS
+    load = a.node.vector()
+    assert load.prefill_tps == pytest.approx(TOKENS / PREFILL_S, rel=0.01)
+
+
+async def test_a_connector_that_goes_away_is_noticed(pair: Pair) -> None:
+    a = await pair.add("a")
+    await pair.connectors["a"].close()
+    await a.until(lambda: not a.node.kv.connected and not a.node.registry.may_pull("m"))
+    a.fake.script = fake.answer_chat
+    await send(a)
+    assert "kv_transfer_params" not in a.fake.received[-1].json

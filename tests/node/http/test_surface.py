@@ -1,0 +1,301 @@
+"""Everything beside the relayed API: models, state, health, metrics, page, explain, admin, credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from node.http.auth import AUTH_HEADER, PeerSigner
+from node.peers import PLAN_HEADER
+from node.plan import Plan
+from tests.node.fakes import engine as fake
+from tests.node.fakes.client import RawAnswer, ask, connect
+from tests.node.fakes.cluster import Cluster, cluster
+from tests.node.fakes.engine import Gate
+from tests.node.http.bodies import CHAT, chat
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Cluster]:
+    async with cluster() as empty:
+        yield empty
+
+
+async def get(port: int, path: str, *headers: tuple[str, str]) -> RawAnswer:
+    return await ask(port, "GET", path, headers)
+
+
+def bearer(token: str) -> tuple[str, str]:
+    return ("Authorization", f"Bearer {token}")
+
+
+async def test_models_are_the_union_of_the_cluster(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", models=["m", "one"]), await nodes.add("b", models=["m", "org/two"])
+    await nodes.agree()
+    for entry in (a, b):
+        answer = json.loads((await get(entry.port, "/v1/models")).body)
+        assert answer["object"] == "list"
+        assert [card["id"] for card in answer["data"]] == ["m", "one", "org/two"]
+        card = json.loads((await get(entry.port, "/v1/models/org/two")).body)
+        assert card["object"] == "model" and card["max_model_len"] == 4096
+    missing = await get(a.port, "/v1/models/none")
+    assert missing.status == 404 and json.loads(missing.body)["error"]["code"] == "model_not_found"
+
+
+async def test_models_follow_the_engine(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b", models=["m"])
+    await nodes.agree()
+    b.fake.models.append("adapter")
+    b.supervisor.up()
+    await a.until(lambda: a.node.registry.roster.get("b") is not None and "adapter" in _models(a.node, "b"))
+    b.fake.models.remove("adapter")
+    b.supervisor.up()
+    await a.until(lambda: "adapter" not in _models(a.node, "b"))
+
+
+def _models(node: object, name: str) -> set[str]:
+    return set(node.registry.describe(name).models)  # type: ignore[attr-defined]
+
+
+async def test_the_state_shows_every_member_with_a_fresh_load_vector(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", "b"),), chat())
+    state = json.loads((await get(a.port, "/gossip/state")).body)
+    assert state["self"] == "a" and state["cluster"] == "default"
+    assert state["engine"]["state"] == "ready" and state["kv"]["enabled"] is False
+    assert [member["name"] for member in state["members"]] == ["a", "b"]
+    for member, node in zip(state["members"], (a, b), strict=True):
+        assert member["state"] == "alive" and member["models"] == ["m"]
+        assert member["http"] == f"127.0.0.1:{node.port}"
+        assert member["load"]["ready"] is True and member["load"]["slots"] == 256
+        assert 0 <= member["load_age_s"] < 2
+        assert isinstance(member["incarnation"], int) and member["suspected_by"] == []
+        assert member["latency"] is not None and member["digest_size"] == 0
+    assert state["decisions"][0]["target"] == "b" and state["decisions"][0]["status"] == 200
+    short = json.loads((await get(b.port, "/gossip/members")).body)
+    assert [member["state"] for member in short["members"]] == ["alive", "alive"]
+
+
+async def test_ready_means_that_somebody_can_serve(nodes: Cluster) -> None:
+    a = await nodes.add("a", up=False)
+    assert (await get(a.port, "/healthz")).status == 200
+    assert (await get(a.port, "/readyz")).status == 503
+    await nodes.add("b")
+    await a.until(lambda: a.sees(["b"]))
+    assert json.loads((await get(a.port, "/readyz")).body) == {"ready": True, "nodes": ["b"]}
+
+
+async def test_metrics_are_ours_and_then_the_engines(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    await ask(a.port, "POST", CHAT, (), chat())
+    answer = await get(a.port, "/metrics")
+    text = answer.body.decode()
+    assert (answer.one("Content-Type") or "").startswith("text/plain")
+    assert 'grapevine_requests_total{place="local",status="200"} 1.0' in text
+    assert "grapevine_active_requests 0.0" in text and "grapevine_decide_seconds_bucket" in text
+    assert text.rstrip().endswith("vllm:demo 1.0")
+    a.supervisor.down()
+    assert "vllm:" not in (await get(a.port, "/metrics")).body.decode()
+
+
+async def test_the_page_loads_nothing_from_elsewhere(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    answer = await get(a.port, "/")
+    page = answer.body.decode()
+    assert answer.status == 200 and "text/html" in (answer.one("Content-Type") or "")
+    assert "prefers-color-scheme" in page and "gossip/state" in page
+    assert "http://" not in page and "https://" not in page and "//" not in page.replace("<!--", "")
+    assert "default-src 'self'" in (answer.one("Content-Security-Policy") or "")
+
+
+async def test_explain_runs_nothing(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    answer = await ask(a.port, "POST", "/route/explain", (), chat())
+    told = json.loads(answer.body)
+    assert told["plan"]["target"] in {"a", "b"} and told["plan"]["reason"]
+    assert {cost["node"] for cost in told["candidates"]} == {"a", "b"}
+    assert all("total_ms" in cost and "queue_ms" in cost for cost in told["candidates"])
+    unknown = json.loads((await ask(a.port, "POST", "/route/explain", (), chat("nope"))).body)
+    assert unknown["refusal"]["status"] == 404
+    assert not a.fake.received and not b.fake.received
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("GET", "/v2/x", 404), ("POST", "/healthz", 405), ("GET", "/route/explain", 405)],
+)
+async def test_what_is_not_there_is_an_error_in_openais_form(
+    nodes: Cluster, method: str, path: str, status: int
+) -> None:
+    a = await nodes.add("a")
+    answer = await ask(a.port, method, path)
+    assert answer.status == status and set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_head_answers_like_get_without_a_body(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    async with connect("127.0.0.1", a.port) as client:
+        for path in ("/healthz", "/v1/models", "/"):
+            assert (await client.ask("HEAD", path)).status == 200
+
+
+async def test_a_protocol_upgrade_is_refused(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    headers = (("Connection", "Upgrade"), ("Upgrade", "websocket"))
+    assert (await get(a.port, "/v1/realtime", *headers)).status == 501
+
+
+# --- admin
+
+
+async def test_admin_is_closed_without_a_token(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", "/admin/drain", (bearer("x"),))
+    assert answer.status == 403 and json.loads(answer.body)["error"]["code"] == "admin_disabled"
+    assert not a.node.admission.draining
+
+
+async def test_admin_wants_its_token(nodes: Cluster) -> None:
+    a = await nodes.add("a", admin_token="secret")
+    assert (await ask(a.port, "POST", "/admin/drain")).status == 401
+    assert (await ask(a.port, "POST", "/admin/drain", (bearer("wrong"),))).status == 403
+    assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
+    assert (await ask(a.port, "POST", "/admin/drain", (bearer("secret"),))).status == 200
+    assert a.node.vector().draining
+    assert (await ask(a.port, "POST", CHAT, (), chat())).status == 503
+    assert (await ask(a.port, "POST", "/admin/undrain", (bearer("secret"),))).status == 200
+    assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
+    assert (await get(a.port, "/admin/secrets", bearer("secret"))).status == 404
+
+
+async def test_admin_join_brings_two_nodes_together(nodes: Cluster) -> None:
+    a = await nodes.add("a", admin_token="secret")
+    async with cluster() as others:
+        other = await others.add("z", models=["z"])
+        bad = await ask(a.port, "POST", "/admin/join", (bearer("secret"),), b'{"addresses": ["no port:"]}')
+        assert bad.status == 400
+        host, port = other.node.gossip.address
+        body = json.dumps({"addresses": [f"{host}:{port}"]}).encode()
+        assert (await ask(a.port, "POST", "/admin/join", (bearer("secret"),), body)).status == 202
+        for member in (a, other):
+            await member.until(lambda member=member: member.sees(["a", "z"]))  # type: ignore[misc]
+        answer = await ask(a.port, "POST", CHAT, (), chat("z"))
+        assert answer.one("x-grapevine-target") == "z"
+
+
+async def test_admin_leave_asks_the_process_to_end(nodes: Cluster) -> None:
+    a = await nodes.add("a", admin_token="secret")
+    asked = asyncio.Event()
+    a.node._on_leave = asked.set
+    assert (await ask(a.port, "POST", "/admin/leave", (bearer("secret"),))).status == 202
+    assert asked.is_set() and a.node.admission.draining
+
+
+# --- credentials
+
+
+async def test_client_keys_guard_the_api_and_stay_here(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", api_key=("k1", "k2")), await nodes.add("b", api_key=("k1", "k2"))
+    await nodes.agree()
+    assert (await ask(a.port, "POST", CHAT, (), chat())).status == 401
+    wrong = await ask(a.port, "POST", CHAT, (bearer("k3"),), chat())
+    assert wrong.status == 401 and json.loads(wrong.body)["error"]["code"] == "invalid_api_key"
+    assert (await get(a.port, "/v1/models")).status == 401
+    assert (await ask(a.port, "POST", "/route/explain", (), chat())).status == 401
+    for target in (a, b):
+        forced = (bearer("k2"), ("x-grapevine-force-target", target.name))
+        assert (await ask(a.port, "POST", CHAT, forced, chat())).status == 200
+        assert not target.fake.received[-1].header("Authorization")
+    assert (await get(a.port, "/healthz")).status == 200
+
+
+async def test_without_client_keys_the_authorization_goes_to_the_engine(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    for target in (a, b):
+        forced = (bearer("theirs"), ("x-grapevine-force-target", target.name))
+        await ask(a.port, "POST", CHAT, forced, chat())
+        assert target.fake.received[-1].header("Authorization") == ["Bearer theirs"]
+
+
+def plan_for(target: str) -> tuple[str, str]:
+    return (PLAN_HEADER, Plan(rid="r", model="m", entry="a", target=target, hops=1).header())
+
+
+async def test_with_a_cluster_key_only_its_holders_may_call_peer_routes(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", cluster_key="k" * 20), await nodes.add("b", cluster_key="k" * 20)
+    await nodes.agree()
+    assert (await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", "b"),), chat())).status == 200
+    path, plan = "/peer" + CHAT, plan_for("b")
+    rid = ("X-Request-Id", "r1")
+    assert (await ask(b.port, "POST", path, (plan, rid), chat())).status == 403
+    forged = (AUTH_HEADER, PeerSigner("another").sign("POST", path, "r1", plan[1]))
+    assert (await ask(b.port, "POST", path, (plan, rid, forged), chat())).status == 403
+    other_plan = (AUTH_HEADER, PeerSigner("k" * 20).sign("POST", path, "r1", "x"))
+    assert (await ask(b.port, "POST", path, (plan, rid, other_plan), chat())).status == 403
+    good = (AUTH_HEADER, PeerSigner("k" * 20).sign("POST", path, "r1", plan[1]))
+    assert (await ask(b.port, "POST", path, (plan, rid, good), chat())).status == 200
+
+
+async def test_without_a_key_only_addresses_of_members_may_call_peer_routes(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    path, plan = "/peer" + CHAT, plan_for("a")
+    assert (await ask(a.port, "POST", path, (plan,), chat())).status == 200
+    a.node.registry._up = frozenset({"192.0.2.7"})
+    answer = await ask(a.port, "POST", path, (plan,), chat())
+    assert answer.status == 403 and answer.one("x-grapevine-refused")
+
+
+@pytest.mark.parametrize("plan", ["", "!", "AAAA", "A" * 5000])
+async def test_a_plan_that_makes_no_sense_is_refused(nodes: Cluster, plan: str) -> None:
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", "/peer" + CHAT, ((PLAN_HEADER, plan),), chat())
+    assert answer.status == 400 and not a.fake.received
+
+
+# --- start and stop
+
+
+async def test_a_stopping_node_finishes_what_runs(nodes: Cluster) -> None:
+    a = await nodes.add("a", stop_grace_s=5)
+    gate = Gate()
+    a.fake.script = fake.hold(gate)
+    running = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.fake.until(lambda: a.fake.active == 1)
+    stopping = asyncio.create_task(a.node.stop())
+    await a.draining.wait()
+    gate.open()
+    assert (await running).status == 200
+    await stopping
+    with pytest.raises(ConnectionError):
+        await get(a.port, "/healthz")
+
+
+async def test_a_stopping_node_cuts_what_does_not_end(nodes: Cluster) -> None:
+    a = await nodes.add("a", stop_grace_s=0)
+    a.fake.script = fake.stall
+    running = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.fake.until(lambda: a.fake.active == 1)
+    await a.node.stop()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await running
+    await a.fake.until(lambda: a.fake.disconnects == 1)
+
+
+async def test_what_cannot_start_leaves_nothing_behind(nodes: Cluster) -> None:
+    from gossip import GossipError
+    from node.assembly import Node
+
+    a = await nodes.add("a")
+    settings = nodes.settings("late", gossip_port=a.node.gossip.address[1])
+    node = Node(settings)
+    with pytest.raises(GossipError):
+        await node.start()
+    assert not (nodes.folder / "state" / "running" / "late.json").exists()
+    with pytest.raises(ConnectionError):
+        await get(node.http_port, "/healthz")

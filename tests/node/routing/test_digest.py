@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.chunks import CHUNK_BYTES
+from node.digest import Changes, PrefixDigest
+
+BLOCK = 16
+
+
+def block(name: str) -> bytes:
+    return name.encode().ljust(32, b".")
+
+
+def prompt(path: str, chunks: int, blocks: int) -> tuple[list[int], list[bytes]]:
+    """Chunks and blocks of a text that is told by its path: equal beginnings, equal hashes."""
+    rng = random.Random(0)
+    shift = rng.getrandbits(40)
+    return (
+        [hash_of(path[: i + 1]) ^ shift for i in range(chunks)],
+        [block(path[: i // 8 + 1] + f"/{i}") for i in range(blocks)],
+    )
+
+
+def hash_of(text: str) -> int:
+    return int.from_bytes(text.encode().rjust(8, b"\0")[-8:], "big")
+
+
+def confirm(digest: PrefixDigest, chunks: list[int], blocks: list[bytes], tokens: int | None = None) -> Changes:
+    changes = digest.confirm(
+        chunks,
+        blocks,
+        prompt_tokens=len(blocks) * BLOCK if tokens is None else tokens,
+        prompt_bytes=len(chunks) * CHUNK_BYTES,
+        block_size=BLOCK,
+    )
+    digest.validate()
+    return changes
+
+
+def test_a_prompt_is_known_after_the_engine_confirmed_it() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 32)
+    assert confirm(digest, chunks, blocks) == Changes(tuple(chunks))
+    assert digest.resolve(chunks) == tuple(blocks)
+    assert digest.resolve(chunks[:2]) == tuple(blocks[:16])
+    assert digest.resolve([99, *chunks]) == ()
+    assert digest.matched([*chunks, 99]) == 4
+    assert confirm(digest, chunks, blocks) == Changes()
+
+
+def test_chunks_without_blocks_are_not_known() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 32)
+    changes = digest.confirm(chunks, blocks[:16], prompt_tokens=512, prompt_bytes=4 * CHUNK_BYTES, block_size=BLOCK)
+    assert changes.added == tuple(chunks[:2])
+    assert digest.resolve(chunks) == tuple(blocks[:16])
+    assert confirm(PrefixDigest(), chunks, []) == Changes()
+
+
+def test_blocks_larger_than_chunks_cover_several() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 2)  # 512 tokens would be 4 blocks of 128: two are full
+    digest.confirm(chunks, blocks, prompt_tokens=512, prompt_bytes=4 * CHUNK_BYTES, block_size=128)
+    digest.validate()
+    assert digest.chunks() and digest.matched(chunks) == 2
+    assert digest.resolve(chunks[:1]) == tuple(blocks[:1])
+    assert set(digest.evicted(blocks[0])) == {chunks[0]}
+
+
+def test_blocks_of_the_output_are_not_the_prompts() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 40)
+    confirm(digest, chunks, blocks, tokens=512)
+    assert digest.resolve(chunks) == tuple(blocks[:32])
+
+
+def test_an_evicted_block_withdraws_its_chunk_and_hides_what_lies_behind() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 32)
+    confirm(digest, chunks, blocks)
+    assert digest.evicted(blocks[20]) == (chunks[2],)
+    digest.validate()
+    assert digest.resolve(chunks) == tuple(blocks[:16])
+    assert digest.evicted(blocks[20]) == ()
+    assert digest.evicted(block("unknown")) == ()
+    assert confirm(digest, chunks[:3], blocks[:24]).added == (chunks[2],)
+    assert digest.resolve(chunks) == tuple(blocks)  # the last chunk's own blocks were never gone
+
+
+def test_two_prompts_that_part_teach_where_their_chunks_end() -> None:
+    """The second prompt's tail has twice as many tokens a byte; its shared chunks must not claim tail blocks."""
+    digest = PrefixDigest()
+    english, blocks = prompt("ab" + "c" * 6, 8, 64)
+    other = prompt("ab" + "d" * 6, 8, 16 + 96)
+    confirm(digest, english, blocks)
+    assert english[:2] == other[0][:2] and blocks[:16] == other[1][:16] and blocks[16] != other[1][16]
+    confirm(digest, other[0], other[1])
+    assert digest.resolve(other[0][:2]) == tuple(blocks[:16])
+    assert digest.resolve(other[0]) == tuple(other[1])
+    assert digest.resolve(english) == tuple(blocks)
+
+
+def test_the_other_way_round_the_shared_part_grows_to_where_they_part() -> None:
+    digest = PrefixDigest()
+    dense, blocks = prompt("ab" + "d" * 6, 8, 16 + 96)
+    confirm(digest, dense, blocks)
+    assert len(digest.resolve(dense[:2])) == 28  # interpolated over the whole prompt
+    english, theirs = prompt("ab" + "c" * 6, 8, 64)
+    confirm(digest, english, theirs)
+    assert digest.resolve(english[:2]) == tuple(theirs[:16])
+
+
+def test_clear_withdraws_everything() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 32)
+    confirm(digest, chunks, blocks)
+    assert set(digest.clear()) == set(chunks)
+    digest.validate()
+    assert len(digest) == 0 and digest.resolve(chunks) == ()
+
+
+def test_the_least_recently_used_prompt_shrinks_from_its_end() -> None:
+    digest = PrefixDigest(max_chunks=6)
+    old, old_blocks = prompt("abcd", 4, 32)
+    new, new_blocks = prompt("wxyz", 4, 32)
+    confirm(digest, old, old_blocks)
+    changes = confirm(digest, new, new_blocks)
+    assert changes.withdrawn == (old[3], old[2])
+    assert digest.resolve(old) == tuple(old_blocks[:16])
+    digest.resolve(new)
+    assert confirm(digest, [1, 2], [block("1")] * 16).withdrawn == (old[1], old[0])
+
+
+def test_a_prompt_larger_than_the_digest_keeps_its_beginning() -> None:
+    digest = PrefixDigest(max_chunks=3)
+    chunks, blocks = prompt("abcdef", 6, 48)
+    changes = confirm(digest, chunks, blocks)
+    assert changes == Changes(tuple(chunks[:3]))
+
+
+def test_references_to_blocks_are_bounded() -> None:
+    digest = PrefixDigest(max_references=40)
+    confirm(digest, *prompt("abcd", 4, 32))
+    changes = confirm(digest, *prompt("wxyz", 4, 32))
+    assert len(changes.withdrawn) == 4 and len(digest) == 4
+
+
+def test_an_engine_without_connector_is_trusted_up_to_what_its_cache_holds() -> None:
+    digest = PrefixDigest(max_tokens=1000)
+    assert digest.used([1, 2, 3], prompt_tokens=600, prompt_bytes=3 * CHUNK_BYTES).added == (1, 2, 3)
+    assert digest.resolve([1, 2, 3]) == () and digest.matched([1, 2, 3]) == 3
+    changes = digest.used([7, 8, 9], prompt_tokens=600, prompt_bytes=3 * CHUNK_BYTES)
+    assert changes == Changes((7, 8, 9), (3,))
+    digest.validate()
+
+
+PATHS = st.text(alphabet="ab", min_size=1, max_size=7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.just("confirm"), PATHS, st.integers(0, 60))
+        | st.tuples(st.just("evict"), PATHS, st.integers(0, 7))
+        | st.tuples(st.just("resolve"), PATHS, st.just(0)),
+        max_size=25,
+    ),
+    st.sampled_from([4, 30]),
+)
+def test_whatever_happens_blocks_are_those_of_the_text_and_present(
+    steps: list[tuple[str, str, int]], size: int
+) -> None:
+    digest = PrefixDigest(max_chunks=size, max_references=200)
+    present: set[bytes] = set()
+    published: set[int] = set()
+    for action, path, number in steps:
+        chunks, blocks = prompt(path, len(path), 8 * len(path))
+        if action == "confirm":
+            filled = blocks[:number]
+            present.update(filled)
+            changes = confirm(digest, chunks, filled, tokens=128 * len(path))
+            assert not set(changes.added) & set(changes.withdrawn)
+            published |= set(changes.added)
+            published -= set(changes.withdrawn)
+        elif action == "evict":
+            gone = blocks[min(number, len(blocks) - 1)]
+            present.discard(gone)
+            published -= set(digest.evicted(gone))
+        else:
+            found = digest.resolve(chunks)
+            assert list(found) == blocks[: len(found)] and set(found) <= present
+            assert len(found) >= math.floor(digest.matched(chunks) * 8)
+        digest.validate()
+        assert published == set(digest.chunks())

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.peerprefix import PeerPrefixes
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["learn", "learn", "learn", "forget", "drop", "replace"]),
+        st.sampled_from("abcde"),
+        st.integers(0, 9),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.lists(st.integers(0, 9), max_size=10, unique=True))
+def test_it_answers_as_a_set_per_node_would(steps: list[tuple[str, str, int]], chunks: list[int]) -> None:
+    index = PeerPrefixes()
+    naive: dict[str, set[int]] = {}
+    for action, name, chunk in steps:
+        if action == "learn":
+            index.learn(name, chunk)
+            naive.setdefault(name, set()).add(chunk)
+        elif action == "forget":
+            index.forget(name, chunk)
+            naive.get(name, set()).discard(chunk)
+        elif action == "drop":
+            index.drop(name)
+            naive.pop(name, None)
+        else:
+            index.replace(name, range(chunk))
+            naive[name] = set(range(chunk))
+        index.validate()
+    expected = {}
+    for name, own in naive.items():
+        count = next((i for i, chunk in enumerate(chunks) if chunk not in own), len(chunks))
+        if count:
+            expected[name] = count
+    assert index.longest(chunks) == expected
+    assert len(index) == sum(map(len, naive.values()))
+
+
+def test_a_gap_in_the_middle_ends_the_match() -> None:
+    index = PeerPrefixes()
+    index.replace("a", [1, 2, 4, 5, 6, 7, 8])
+    index.replace("b", [1, 2, 3])
+    index.replace("c", [2, 3, 4])
+    assert index.longest([1, 2, 3, 4, 5, 6, 7, 8]) == {"a": 2, "b": 3}
+    assert index.longest([]) == {} and index.longest([99]) == {}
+
+
+def test_a_node_keeps_its_newest_chunks() -> None:
+    index = PeerPrefixes(max_per_node=3)
+    index.replace("a", [1, 2, 3, 4])
+    index.validate()
+    assert index.count("a") == 3 and index.longest([1]) == {} and index.longest([4]) == {"a": 1}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 400)), max_size=300))
+def test_the_whole_is_bounded(pairs: list[tuple[str, int]]) -> None:
+    index = PeerPrefixes(max_per_node=50, max_pairs=80)
+    for name, chunk in pairs:
+        index.learn(name, chunk)
+        assert index.longest([chunk]).get(name) == 1
+        index.validate()
+
+
+def test_when_full_the_largest_gives_way() -> None:
+    index = PeerPrefixes(max_pairs=100)
+    index.replace("big", range(99))
+    index.learn("small", 1)
+    index.learn("small", 2)
+    assert index.count("small") == 2 and index.count("big") == 99 - 64
+
+
+def test_a_lookup_costs_the_same_with_a_thousand_nodes() -> None:
+    index = PeerPrefixes()
+    chunks = list(range(430))  # 220 KB
+    for number in range(1000):
+        index.replace(f"n{number}", chunks[: 430 if number % 100 == 0 else number % 7])
+    start = time.perf_counter()
+    matched = index.longest(chunks)
+    assert time.perf_counter() - start < 0.02
+    assert sum(1 for count in matched.values() if count == 430) == 10

@@ -1,0 +1,273 @@
+"""Every formula against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmigrate import planner
+from node.errors import LocalError
+from node.models import ModelInfo
+from node.policy import POLICIES, CandidateCost, Choice, Policy, Question, make_policy
+from node.policy.cost import Cost, CostConfig
+from node.policy.pull import PullModel
+from node.view import Candidate, Typical, Unseen
+from tests.node.routing.building import MODEL, NOW, info, node
+
+
+def question(*candidates: Candidate, **fields: object) -> Question:
+    base: dict[str, object] = {"model": MODEL, "prompt_tokens": 1000, "output_tokens": 100, "candidates": candidates}
+    return Question(**{**base, **fields})  # type: ignore[arg-type]
+
+
+def choose(policy: Policy, asked: Question, seed: int = 1) -> Choice:
+    return policy.choose(asked, NOW, random.Random(seed))
+
+
+def terms(policy: Cost, candidate: Candidate, **fields: object) -> CandidateCost:
+    return policy.cost_of(candidate, question(candidate, **fields), NOW)
+
+
+def test_round_robin_takes_each_in_turn_also_when_nodes_come_and_go() -> None:
+    policy = make_policy("round_robin")
+    a, b, c = node("a"), node("b"), node("c")
+    assert [choose(policy, question(c, a, b)).target for _ in range(4)] == ["a", "b", "c", "a"]
+    assert choose(policy, question(a, c)).target == "c"
+    assert choose(policy, question(a, b)).target == "a"
+    assert choose(policy, question(a, b, model="other")).target == "a"
+    assert choose(policy, question(a, b, commit=False)).target == "b"
+    assert choose(policy, question(a, b)).target == "b"
+
+
+def test_round_robin_remembers_a_bounded_number_of_models() -> None:
+    policy = make_policy("round_robin")
+    for number in range(1000):
+        choose(policy, question(node("a"), model=f"m{number}"))
+    assert len(policy._last) == 256  # type: ignore[attr-defined]
+
+
+def test_least_connections_counts_running_waiting_and_what_we_did_since() -> None:
+    policy = make_policy("least_connections")
+    a = node("a", running=3, waiting=1)  # 4
+    b = node("b", running=6)  # 6 - 3 finished = 3
+    c = node("c", running=1)  # 1 + 3 sent = 4
+    unseen = {"b": Unseen(finished=3), "c": Unseen(sent=3)}
+    choice = choose(policy, question(a, b, c, unseen=unseen))
+    assert choice.target == "b" and choice.reason == "least connections, 3 active"
+    assert [(cost.name, cost.total_ms) for cost in choice.costs] == [("a", 4), ("b", 3), ("c", 4)]
+
+
+def test_least_connections_breaks_ties_at_random() -> None:
+    policy = make_policy("least_connections")
+    chosen = Counter(choose(policy, question(*(node(n) for n in "abcd")), seed).target for seed in range(400))
+    assert set(chosen) == set("abcd") and min(chosen.values()) > 60
+
+
+def test_latency_based_adds_five_milliseconds_per_active_request_to_the_median() -> None:
+    policy = make_policy("latency_based")
+    a = node("a", e2e_p50_ms=100.0, running=2, waiting=1)  # 100 + 15
+    b = node("b", e2e_p50_ms=80.0, running=5)  # 80 + 25 + 5 sent
+    c = node("c", e2e_p50_ms=109.0)  # 109
+    choice = choose(policy, question(a, b, c, unseen={"b": Unseen(sent=1)}))
+    assert [cost.total_ms for cost in choice.costs] == [115.0, 110.0, 109.0]
+    assert choice.target == "c" and choice.reason == "lowest latency, 109 ms"
+
+
+def test_the_cost_of_an_idle_peer_is_hop_prefill_and_decode() -> None:
+    # hop 3; prefill 1000 tokens / 500 a second; decode .25 * 100 tokens * 20 ms
+    cost = terms(Cost(), node("b", rtt_ms=3.0, prefill_tps=500.0, itl_p50_ms=20.0))
+    assert (cost.hop_ms, cost.queue_ms, cost.prefill_ms, cost.decode_ms) == (3.0, 0.0, 2000.0, 500.0)
+    assert (cost.barrier_ms, cost.total_ms) == (0.0, 2503.0)
+
+
+def test_the_queue_is_gossiped_tokens_worked_off_trusted_by_age_plus_own_sends() -> None:
+    # 2 s old at half-life 2 s: (4000 - 2 s * 500) / 2 + 600 typical / 2 + 200 own = 2000 tokens / 500 a second
+    cost = terms(
+        Cost(),
+        node("b", prefill_tps=500.0, queued_tokens=4000, age_s=2.0),
+        typical=Typical(queued_tokens=600),
+        unseen={"b": Unseen(sent=1, sent_tokens=200)},
+    )
+    assert cost.queue_ms == pytest.approx(4000.0)
+
+
+def test_this_nodes_own_numbers_are_trusted_fully() -> None:
+    cost = terms(
+        Cost(),
+        node("a", is_self=True, prefill_tps=500.0, queued_tokens=4000, running=2, itl_p50_ms=20.0),
+        typical=Typical(queued_tokens=600, active=50),
+    )
+    assert (cost.hop_ms, cost.queue_ms, cost.decode_ms) == (0.0, 8000.0, 500.0 + 20.0)
+
+
+def test_requests_beyond_the_slots_wait_for_one_to_end() -> None:
+    # 6 active + ours in 4 slots: 3 must end first, one of 4 ends every 800 / 4 ms
+    cost = terms(Cost(), node("b", running=4, waiting=2, slots=4, e2e_p50_ms=800.0, prefill_tps=1000.0))
+    assert cost.queue_ms == pytest.approx(600.0)
+
+
+def test_active_requests_press_on_decoding() -> None:
+    # .25 * 100 * 20 + .5 * (8 - 2 finished + 1 sent) * 20
+    cost = terms(Cost(), node("b", running=8, itl_p50_ms=20.0), unseen={"b": Unseen(sent=1, finished=2)})
+    assert cost.decode_ms == pytest.approx(570.0)
+
+
+def test_a_gap_is_taken_from_the_decode_rate_or_from_what_is_typical() -> None:
+    assert terms(Cost(), node("b", decode_tps=50.0)).decode_ms == pytest.approx(500.0)
+    assert terms(Cost(), node("b"), typical=Typical(itl_ms=30.0)).decode_ms == pytest.approx(750.0)
+    assert terms(Cost(), node("b"), typical=Typical(prefill_tps=100.0)).prefill_ms == pytest.approx(10_000.0)
+
+
+def test_the_barrier_grows_near_a_full_cache() -> None:
+    assert terms(Cost(), node("b", kv_use=0.5)).barrier_ms == pytest.approx(150.0)
+    assert terms(Cost(), node("b", kv_use=0.9)).barrier_ms == pytest.approx(1350.0)
+    assert terms(Cost(), node("b", kv_use=1.0)).barrier_ms == pytest.approx(150 * 0.98 / 0.02)
+    # 1000 tokens in a cache of 4000 that is half full: k = .75
+    assert terms(Cost(), node("b", info(kv_tokens=4000), kv_use=0.5)).barrier_ms == pytest.approx(450.0)
+
+
+def test_a_held_prefix_is_not_computed_again() -> None:
+    cost = terms(Cost(), node("b", prefill_tps=500.0), matched_tokens={"b": 800}, matched_chunks={"b": 6})
+    assert (cost.prefill_ms, cost.matched_tokens, cost.matched_chunks) == (400.0, 800, 6)
+
+
+PULL = PullModel(lookup_ms=2.0, step_ms=10.0, default_net=1e6, memory=2e6, margin=0.7)
+
+
+@given(st.integers(1, 10_000), st.integers(1, 1 << 20), st.floats(0, 50), st.floats(1e5, 1e10), st.floats(10, 1e5))
+def test_the_rule_is_the_planners(tokens: int, token_bytes: int, rtt_ms: float, net: float, prefill: float) -> None:
+    model = PullModel()
+    costs = planner.Costs(
+        bytes_per_token=token_bytes,
+        net_bytes_s=net,
+        memory_bytes_s=model.memory,
+        prefill_tokens_s=prefill,
+        fixed_s=(model.lookup_ms + rtt_ms + model.step_ms) / 1000,
+    )
+    verdict = planner.decide(costs, tokens)
+    pull_ms = model.pull_ms(tokens, token_bytes, rtt_ms, net)
+    assert pull_ms == pytest.approx(verdict.migrate_s * 1000)
+    recompute_ms = tokens / prefill * 1000
+    if abs(pull_ms - model.margin * recompute_ms) > 1e-6 * recompute_ms:
+        assert model.pays(pull_ms, recompute_ms) == verdict.migrate
+
+
+def pulling(target: Candidate, source: Candidate, **fields: object) -> CandidateCost:
+    base: dict[str, object] = {
+        "sources": (source,),
+        "matched_tokens": {source.name: 800},
+        "matched_chunks": {source.name: 6},
+    }
+    return terms(Cost(pull=PULL), target, **{**base, **fields})
+
+
+def test_pulling_is_chosen_when_it_beats_computing_by_the_margin() -> None:
+    # 800 tokens * 1000 B: 2 + 1 + 800 ms network + 400 ms memory + 10 = 1213 ms; computing: 800 / 400 = 2000 ms
+    target, source = node("a", prefill_tps=400.0), node("b")
+    cost = pulling(target, source)
+    assert (cost.source, cost.source_chunks, cost.pulled_tokens) == ("b", 6, 800)
+    assert cost.pull_ms == pytest.approx(1213.0) and cost.prefill_ms == 500.0
+    # 800 / 470 a second = 1702 ms; .7 of it = 1191 < 1213
+    faster = pulling(node("a", prefill_tps=470.0), source)
+    assert (faster.source, faster.pull_ms) == (None, 0.0) and faster.prefill_ms == pytest.approx(1000 / 0.47)
+
+
+def test_only_what_the_target_lacks_is_pulled() -> None:
+    cost = pulling(node("a", prefill_tps=100.0), node("b"), matched_tokens={"a": 500, "b": 800})
+    assert (cost.matched_tokens, cost.pulled_tokens) == (500, 300)
+    assert cost.pull_ms == pytest.approx(2 + 1 + 300 + 150 + 10) and cost.prefill_ms == pytest.approx(2000.0)
+
+
+def test_the_learnt_rate_and_round_trip_between_target_and_source_count() -> None:
+    target = node("a", prefill_tps=100.0, rates={"b": 8e6}, rtts={"b": 7.0})
+    assert pulling(target, node("b")).pull_ms == pytest.approx(2 + 7 + 100 + 400 + 10)
+
+
+def slow(name: str, *models: ModelInfo) -> Candidate:
+    return node(name, *models, prefill_tps=10.0)
+
+
+def test_nothing_is_pulled_across_different_fingerprints_or_without_one() -> None:
+    assert pulling(slow("a"), node("b", info(fingerprint=b"x" * 16))).source is None
+    assert pulling(slow("a", info(fingerprint=b"")), node("b", info(fingerprint=b""))).source is None
+    assert pulling(slow("a", info(kv_token_bytes=0)), node("b")).source is None
+    assert pulling(slow("b"), node("b")).source is None
+    assert pulling(slow("a"), node("b"), forbid_pull=True).source is None
+    assert pulling(slow("a"), node("b")).source == "b"
+
+
+def test_of_several_sources_the_one_that_saves_most_is_taken() -> None:
+    target = node("a", prefill_tps=100.0, rates={"near": 1e7, "far": 1e5})
+    asked = question(
+        target,
+        sources=(node("far"), node("near")),
+        matched_tokens={"far": 900, "near": 700},
+        matched_chunks={"far": 7, "near": 5},
+    )
+    assert Cost(pull=PULL).cost_of(target, asked, NOW).source == "near"
+
+
+def test_a_forced_source_is_used_whether_it_pays_or_not() -> None:
+    cost = pulling(node("a", prefill_tps=1e6), node("b"), force_source="b")
+    assert cost.source == "b"
+    assert pulling(node("a", prefill_tps=10.0), node("b"), force_source="c").source is None
+
+
+def test_the_holder_wins_only_inside_its_cost() -> None:
+    policy = Cost()
+    for queued, wins in ((0, "b"), (700, "b"), (900, "a")):
+        holder = node("b", prefill_tps=500.0, queued_tokens=queued)
+        other = node("a", prefill_tps=500.0)
+        choice = choose(policy, question(holder, other, matched_tokens={"b": 800}, matched_chunks={"b": 6}))
+        assert choice.target == wins
+    assert (
+        choose(policy, question(node("b"), matched_tokens={"b": 800}, matched_chunks={"b": 6})).reason
+        == "prefix 6 chunks"
+    )
+    assert choose(policy, question(node("b"))).reason == "only candidate"
+    assert choose(policy, question(node("b"), node("c"))).reason == "least cost"
+
+
+def test_near_ties_spread_over_the_peers_but_a_request_stays_where_it_is_as_well_off() -> None:
+    peers = [node(name) for name in "bcde"]
+    spread = Counter(choose(Cost(), question(*peers), seed).target for seed in range(400))
+    assert set(spread) == set("bcde") and min(spread.values()) > 60
+    mine = node("a", is_self=True)
+    assert {choose(Cost(), question(*peers[:3], mine), seed).target for seed in range(50)} == {"a"}
+    loaded = node("a", is_self=True, queued_tokens=5000)
+    assert "a" not in {choose(Cost(), question(*peers[:3], loaded), seed).target for seed in range(50)}
+
+
+def test_in_a_large_cluster_only_holders_this_node_and_a_few_others_contend() -> None:
+    policy = Cost(CostConfig(show=4))
+    peers = [node(f"n{number}") for number in range(100)]
+    mine = node("a", is_self=True)
+    asked = question(*peers, mine, matched_tokens={"n7": 900, "n8": 10}, matched_chunks={"n7": 7, "n8": 1})
+    names = {cost.name for cost in choose(policy, asked).costs}
+    assert {"a", "n7", "n8"} <= names and len(names) == 5
+    assert choose(policy, asked).target == "n7"
+    everything = question(*peers, mine, every=True)
+    assert len(choose(policy, everything).costs) == 101
+    crowd = {f"n{number}": number for number in range(1, 50)}
+    names = {cost.name for cost in choose(policy, question(*peers, mine, matched_tokens=crowd)).costs}
+    assert {"a", "n49", "n48", "n47"} <= names and len(names) == 6
+
+
+def test_costs_are_listed_cheapest_first_and_can_be_written_as_json() -> None:
+    choice = choose(Cost(), question(node("b", queued_tokens=100), node("c")))
+    assert [cost.name for cost in choice.costs] == ["c", "b"]
+    shown = choice.costs[0].as_dict()
+    parts = ("hop_ms", "queue_ms", "pull_ms", "prefill_ms", "decode_ms", "barrier_ms")
+    assert sum(float(str(shown[part])) for part in parts) == pytest.approx(float(str(shown["total_ms"])), abs=0.01)
+
+
+def test_policies_are_made_by_name() -> None:
+    assert next(iter(POLICIES)) == "cost"
+    for name in ("cost", "round_robin", "least_connections", "latency_based"):
+        assert make_policy(name).name == name
+    with pytest.raises(LocalError, match="known are cost"):
+        make_policy("random")

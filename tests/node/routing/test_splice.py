@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.prompt import parse_request, splice
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=10,
+)
+SPACE = st.text(alphabet=" \t\r\n", max_size=4)
+KEYS = st.text(max_size=6) | st.sampled_from(["model", "kv_transfer_params", "vllm_xargs"])
+
+
+@given(
+    st.dictionaries(KEYS, JSON, max_size=5),
+    SPACE,
+    st.sampled_from([None, 1, "\t"]),
+    st.booleans(),
+    st.text(min_size=1, max_size=12),
+)
+def test_everything_else_keeps_its_meaning(
+    fields: dict[str, object], space: str, indent: int | str | None, ascii_only: bool, rid: str
+) -> None:
+    body = (space + json.dumps(fields, indent=indent, ensure_ascii=ascii_only) + space).encode("utf-8", "surrogatepass")
+    parsed = parse_request("/v1/completions", body)
+    spliced = json.loads(splice(body, rid, has_kv_params=parsed.has_kv_params))
+    assert spliced.pop("kv_transfer_params") == {"grapevine": {"rid": rid}}
+    fields.pop("kv_transfer_params", None)
+    extra = fields.get("vllm_xargs")
+    if isinstance(extra, dict):
+        extra.pop("kv_transfer_params", None)
+    assert spliced == fields
+    stripped = json.loads(splice(body, None, has_kv_params=parsed.has_kv_params))
+    assert stripped == fields
+
+
+def test_the_bytes_behind_the_insertion_are_the_clients_own() -> None:
+    body = b'  { "model" : "m",\n "x":1.10, "big":123456789012345678901234567890 }\n'
+    spliced = splice(body, "r", has_kv_params=False)
+    assert spliced == b'  {"kv_transfer_params":{"grapevine":{"rid":"r"}},' + body[3:]
+    assert splice(body, None, has_kv_params=False) is body
+
+
+@pytest.mark.parametrize("body", [b"{}", b"{ \n }", b"\t{" + b" " * 200 + b"}"])
+def test_an_empty_object_gets_no_comma(body: bytes) -> None:
+    assert json.loads(splice(body, "r", has_kv_params=False)) == {"kv_transfer_params": {"grapevine": {"rid": "r"}}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"kv_transfer_params":{"remote_host":"evil"},"x":1}',
+        b'{"x":1,"kv_transfer\\u005fparams":{"remote_host":"evil"}}',
+        b'{"kv_transfer_params":null,"x":1,"kv_transfer_params":{"remote_host":"evil"}}',
+        b'{"x":1,"vllm_xargs":{"kv_transfer_params":"evil"}}',
+    ],
+)
+def test_a_clients_own_parameters_never_get_through(body: bytes) -> None:
+    parsed = parse_request("/v1/completions", body)
+    assert parsed.has_kv_params
+    for rid in ("r", None):
+        assert b"evil" not in splice(body, rid, has_kv_params=True)
+    assert json.loads(splice(body, "r", has_kv_params=True))["x"] == 1
+
+
+def test_stripping_keeps_integers_of_any_size() -> None:
+    body = b'{"kv_transfer_params":{},"seed":123456789012345678901234567890}'
+    assert json.loads(splice(body, None, has_kv_params=True)) == {"seed": 123456789012345678901234567890}
+
+
+def test_the_rid_is_escaped() -> None:
+    rid = 'a"},"x":{"'
+    assert json.loads(splice(b"{}", rid, has_kv_params=False))["kv_transfer_params"]["grapevine"]["rid"] == rid
