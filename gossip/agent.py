@@ -7,6 +7,7 @@ deadline. Works on uvloop and on asyncio's own loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -24,6 +25,8 @@ from gossip.identity import Address, Identity, is_ip_literal
 from gossip.member import MemberView
 from gossip.sockets import bind_pair
 
+#: Seconds for the event loop to release the UDP socket.
+CLOSE_TIMEOUT_S = 1.0
 #: What a stream may fail with that is the peer's or the network's doing.
 _STREAM_ERRORS = (OSError, EOFError, TimeoutError, RemoteError)
 
@@ -52,6 +55,7 @@ class GossipAgent:
         self._endpoint: Endpoint | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.DatagramTransport | None = None
+        self._datagrams: _Datagrams | None = None
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -88,7 +92,7 @@ class GossipAgent:
     async def _listen(self, loop: asyncio.AbstractEventLoop, datagrams: socket.socket, stream: socket.socket) -> None:
         # The endpoint first: a peer may speak before the second transport is up.
         self._endpoint = Endpoint(self._identity, self._config, self._rng)
-        self._transport, _ = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
+        self._transport, self._datagrams = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
         self._server = await asyncio.start_server(self._serve, sock=stream)
 
     async def _resolve(self, host: str) -> str:
@@ -137,6 +141,9 @@ class GossipAgent:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
+        if self._datagrams is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._datagrams.released.wait(), CLOSE_TIMEOUT_S)
 
     # --- use ----------------------------------------------------------------------------------------------------------
 
@@ -315,6 +322,11 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def __init__(self, agent: GossipAgent) -> None:
         self._agent = agent
+        #: Set when the socket is released, which is later than `close()`: the port must be free for a restart.
+        self.released = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.released.set()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         self._agent.datagram(data, addr)

@@ -44,6 +44,7 @@ def _belongings(endpoint: Endpoint) -> None:
     _require(endpoint.rows.names() <= up | {me}, "a row without a living owner")
     _require(endpoint.slow.names() <= up, "slow state without a living owner")
     _require(endpoint.rtts.names() <= up, "a round-trip time without a living peer")
+    _require(endpoint.membership.size() == len(up) + 1, "the cluster's size is miscounted")
     for m in endpoint.membership:
         tenant = endpoint.membership.tenant(m.address)
         _require(tenant is None or tenant.address == m.address, f"{m.address} is rented to {tenant}")

@@ -64,6 +64,7 @@ class Membership:
         self._rtts = rtts
         self._members: dict[str, Member] = {}
         self._tenants: dict[Address, str] = {}
+        self._size: int | None = None
         self._conflicts: dict[str, float] = {}
         #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
         self._superseded = False
@@ -94,7 +95,9 @@ class Membership:
 
     def size(self) -> int:
         """Cluster size for the formulas: members that are up, and us."""
-        return 1 + sum(1 for m in self._members.values() if m.state.is_up)
+        if self._size is None:  # asked for every packet, changed by few
+            self._size = 1 + sum(1 for m in self._members.values() if m.state.is_up)
+        return self._size
 
     def sample(self, count: int, now: float) -> list[Member]:
         """Draw peers for one gossip tick: those up, and the dead of late, who may want to refute."""
@@ -156,6 +159,7 @@ class Membership:
             return
         member = Member(rumour.name, rumour.incarnation, rumour.host, rumour.port, rumour.meta, MemberState.ALIVE, now)
         self._members[rumour.name] = member
+        self._size = None
         self._settle(member, now)
         self.broadcasts.put(rumour)
         self._notify(member, None, now)
@@ -364,6 +368,7 @@ class Membership:
             self._hub.timers.cancel((Timer.SUSPICION, member.name))
         if member.state is not state:
             member.state, member.state_since = state, now
+            self._size = None
 
     def _notify(self, member: Member, previous: MemberState | None, now: float) -> None:
         view = member.view(now, self._rtts.get(member.name))

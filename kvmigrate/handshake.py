@@ -25,6 +25,7 @@ class PullerHandshake:
     def __init__(self, cluster: str, name: str, secret: bytes | None, nonce: bytes) -> None:
         self._secret = secret
         self._hello = Hello(PROTOCOL_VERSION, cluster, name, nonce)
+        self._proven = False  # the source has shown that it holds the key
         self.done = False
 
     def start(self) -> Hello:
@@ -34,12 +35,13 @@ class PullerHandshake:
     def receive(self, message: Message) -> Proof | None:
         """Take the source's message, return the answer to send if there is one; RemoteError = close."""
         match message:
-            case Challenge():
+            case Challenge() if not self._proven:
                 expected = _proof(self._secret, _SOURCE, self._hello, message.nonce)
                 if not hmac.compare_digest(expected, message.proof):
                     raise RemoteError("transfer: the source does not have our cluster key")
+                self._proven = True
                 return Proof(_proof(self._secret, _PULLER, self._hello, message.nonce))
-            case Welcome():
+            case Welcome() if self._proven:
                 self.done = True
                 return None
             case Error():

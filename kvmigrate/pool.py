@@ -51,6 +51,7 @@ class BlockPool:
         self.on_commit: Callable[[bytes], None] | None = None  #: a block became readable (its hash)
         self._clock = clock
         self._lock = threading.RLock()
+        self._file_lock = threading.RLock()  # taken before the other one; held while the file is replaced or backed
         self._capacity = capacity_bytes
         layout.plan_geometry(capacity_bytes, layout.PAGE_BYTES, 1)  # refuse nonsense before making a file
         self._file = PoolFile(path, capacity_bytes)
@@ -71,7 +72,7 @@ class BlockPool:
         """
         if len(fingerprint_digest) != FINGERPRINT_BYTES or fingerprint_digest == NO_FINGERPRINT:
             raise LocalError("an incomplete fingerprint cannot name the contents of a pool")
-        with self._lock:
+        with self._file_lock, self._lock:
             self._check_open()
             geometry = layout.plan_geometry(self._capacity, block_bytes, ranks)
             if (geometry, fingerprint_digest) == (self._header.geometry, self._header.fingerprint):
@@ -106,7 +107,7 @@ class BlockPool:
 
     def close(self) -> None:
         """Remove the file. Idempotent."""
-        with self._lock:
+        with self._file_lock, self._lock:
             if not self._closed:
                 self._closed = True
                 self._file.close()
@@ -115,6 +116,7 @@ class BlockPool:
 
     def grant(self, n: int, writer: str = "node") -> list[Slot]:
         """Hand out up to `n` slots to write, evicting what was used least. Fewer, or none, when the pool is busy."""
+        self._take_memory(min(n, self.grant_limit))
         with self._lock:
             self._check_open()
             self._table.expire(self._clock())
@@ -316,6 +318,20 @@ class BlockPool:
         offset = self._header.geometry.slot_offset(slot)
         return self._file.bytes[offset : offset + self._header.geometry.block_bytes]
 
+    def _take_memory(self, wanted: int) -> None:
+        """Back slots that were never used, until `wanted` are free. The system takes milliseconds for a large slot, so
+        that happens outside of the lock; the file lock keeps the file open meanwhile."""
+        with self._file_lock:
+            while True:
+                with self._lock:
+                    slot = None if self._closed else self._table.take_fresh(wanted)
+                if slot is None:
+                    return
+                geometry = self._header.geometry  # changes only under the file lock
+                success = self._file.back(geometry.slot_offset(slot), geometry.stride)
+                with self._lock:
+                    self._table.backed(slot, success=success)
+
     def _replace_file(self, geometry: Geometry, fingerprint: bytes) -> None:
         epoch = self._header.epoch
         if self._file.is_open:
@@ -364,9 +380,6 @@ class _FileHeaders:
     def __init__(self, file: PoolFile, geometry: Geometry) -> None:
         self._file = file
         self._geometry = geometry
-
-    def back(self, slot: int) -> bool:
-        return self._file.back(self._geometry.slot_offset(slot), self._geometry.stride)
 
     def unreadable(self, slot: int, generation: int) -> None:
         if self._file.is_open:

@@ -1,8 +1,8 @@
 """The books of a pool: which slot is free, granted, stored or held, and what goes next. No lock, clock or I/O.
 
 Rules:
-1. A slot is in exactly one place: fresh (its memory was never taken), free, granted, stored, held (its block is gone
-   but a lease is not) or lost (the system had no memory for it).
+1. A slot is in exactly one place: fresh (its memory was never taken), being backed with memory, free, granted, stored,
+   held (its block is gone but a lease is not) or lost (the system had no memory for it).
 2. Blocks are grouped by hash, one for each rank. A group is readable when every rank is there; it is evicted whole.
 3. A void grant (its contents were dropped by `clear`) is still the writer's until the writer is done with it, so the
    slot is not written by two.
@@ -28,10 +28,7 @@ _EPOCH_SHIFT: Final = 32  # 2 billion grants between two epochs
 
 
 class Headers(Protocol):
-    """The slot headers and memory of the pool's file."""
-
-    def back(self, slot: int) -> bool:
-        """Take memory for a slot; False when there is none."""
+    """The slot headers in the pool's file."""
 
     def unreadable(self, slot: int, generation: int) -> None:
         """Write an odd generation."""
@@ -63,6 +60,7 @@ class SlotTable:
         # a late commit or lease of the file before this one cannot name anything here.
         self._generation = header.epoch << _EPOCH_SHIFT | 1
         self._fresh = self.slots  # the last slots of the file
+        self._backing: set[int] = set()
         self._free: deque[int] = deque()
         self._granted: dict[int, _Granted] = {}
         self._by_writer: Counter[str] = Counter()
@@ -83,6 +81,23 @@ class SlotTable:
     def granted(self) -> int:
         """Slots that are granted now."""
         return len(self._granted)
+
+    def take_fresh(self, wanted: int) -> int | None:
+        """Return a slot to back with memory if fewer than `wanted` are free; None when there is no need or no slot."""
+        if not self._fresh or len(self._free) >= wanted:
+            return None
+        slot = self.slots - self._fresh
+        self._fresh -= 1
+        self._backing.add(slot)
+        return slot
+
+    def backed(self, slot: int, *, success: bool) -> None:
+        """A slot has its memory now, or there is none for it."""
+        self._backing.discard(slot)
+        if success:
+            self._free.append(slot)
+        else:
+            self._lost.add(slot)
 
     def granted_to(self, writer: str) -> int:
         """Slots that a writer holds now."""
@@ -222,7 +237,7 @@ class SlotTable:
     @property
     def free(self) -> int:
         """Slots that can be granted without evicting."""
-        return len(self._free) + self._fresh
+        return len(self._free) + self._fresh + len(self._backing)
 
     @property
     def partial(self) -> int:
@@ -239,7 +254,7 @@ class SlotTable:
         if any((b.block_hash, b.rank) != (h, r) for h, g in self._groups.items() for r, b in g.items()):
             raise InvariantError("a block is in the wrong group")
         fresh = set(range(self.slots - self._fresh, self.slots))
-        places = [set(self._free), set(self._granted), set(stored), self._held, self._lost, fresh]
+        places = [set(self._free), set(self._granted), set(stored), self._held, self._lost, self._backing, fresh]
         if sum(map(len, places)) != self.slots or len(set().union(*places)) != self.slots:
             raise InvariantError("a slot is in two places or in none")
         if len(set(self._free)) != len(self._free):
@@ -254,12 +269,6 @@ class SlotTable:
     def _take_slot(self) -> int | None:
         if self._free:
             return self._free.popleft()
-        while self._fresh:
-            slot = self.slots - self._fresh
-            self._fresh -= 1
-            if self._headers.back(slot):
-                return slot
-            self._lost.add(slot)
         victim = self.lru.victim(_Leased(self._groups, self.leases))
         if victim is None:
             return None

@@ -314,6 +314,7 @@ class KvSide:
         status = self.link.status()
         return {
             "enabled": True,
+            "path": str(self._settings.pool_path),
             "why": status.why,
             "connected": self._scheduler,
             "digest_size": len(self._digest),

@@ -74,7 +74,7 @@ watched() {
     trap - INT TERM
     [[ -n "$WATCHED_TTY" ]] && printf '\r\033[K' >&2
     if ((status)); then
-        tail -n 20 "$SETUP_LOG" | sed 's/^/  | /' >&2
+        tail -n +"$before" "$SETUP_LOG" | grep -v '^Requirement already' | tail -n 15 | sed 's/^/  | /' >&2
         return "$status"
     fi
     say "$title: done in $((SECONDS - start)) s"
@@ -93,11 +93,9 @@ progress() {
 pip_install() { "$PYTHON" -m pip install --disable-pip-version-check --no-input --progress-bar off --no-deps "$@"; }
 
 install_torch() {
-    local torch="$1" from=$(($(wc -l <"$SETUP_LOG") + 1))
-    pip_install "$torch" && return
-    tail -n +"$from" "$SETUP_LOG" | grep -q 'No matching distribution found for torch' || return 1
-    echo "--- $torch is not where pip looks: trying PyTorch's own index"
-    PIP_EXTRA_INDEX_URL="$TORCH_CPU_INDEX" pip_install "$torch"
+    pip_install "$1" && return
+    echo "--- $1 is not where pip looks: trying PyTorch's own index"
+    PIP_EXTRA_INDEX_URL="$TORCH_CPU_INDEX" pip_install "$1"
 }
 
 # once NAME CHECKSUM TITLE COMMAND...: does nothing when it was done with the same checksum.

@@ -46,11 +46,14 @@ async def read_body(request: web.BaseRequest, limit_mib: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        while piece := await asyncio.wait_for(request.content.readany(), BODY_IDLE_S):
-            size += len(piece)
-            if size > limit:
-                raise _too_large(limit_mib)
-            parts.append(piece)
+        async with asyncio.timeout(BODY_IDLE_S) as timer:
+            clock = asyncio.get_running_loop().time
+            while piece := await request.content.readany():
+                size += len(piece)
+                if size > limit:
+                    raise _too_large(limit_mib)
+                parts.append(piece)
+                timer.reschedule(clock() + BODY_IDLE_S)
     except TimeoutError as error:
         raise ApiFailure(ApiError(408, "body_timeout", "The request body stopped coming.")) from error
     except web.RequestPayloadError as error:

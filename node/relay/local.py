@@ -141,7 +141,6 @@ class LocalRunner:
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         upstream = await open_upstream(base, self._request(work), first_byte_s=limit)
         first = await first_piece(upstream, method=call.method, deadline_s=limit)
-        self._engine.note_activity()
         work.answered = upstream.status < 400
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 

@@ -135,8 +135,7 @@ class Client:
         """Until gossip has told `entry` that `holder` has the prompt's prefix."""
 
         async def told() -> bool:
-            plan = await self.explain(entry, prompt)
-            return any(c["name"] == holder and c["matched_tokens"] > 0 for c in plan["candidates"])
+            return bool((await self.explain(entry, prompt))["matched_chunks"].get(holder))
 
         await until(told, 10, f"{entry} hears of the prefix on {holder}")
 

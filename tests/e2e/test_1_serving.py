@@ -11,6 +11,8 @@ from openai import AsyncOpenAI
 
 from tests.e2e.client import MODEL, NAMES, Client, events, prose, until
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 async def test_three_entries_give_the_same_greedy_answer(client: Client) -> None:
     replies = [await client.complete(name, "The capital of France is", max_tokens=12) for name in NAMES]

@@ -8,6 +8,8 @@ import pytest
 from kvmigrate.reader import PoolReader
 from tests.e2e.client import NAMES, Client, prose
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 LONG_WORDS = 2200
 """About 3,000 tokens."""
 
@@ -18,7 +20,7 @@ def others(name: str) -> list[str]:
 
 async def reset_engine_cache(client: Client, name: str) -> None:
     """Empty the engine's own prefix cache, so that the pool is what is left."""
-    socket = (await client.state(name))["engine"]["socket"]
+    socket = (await client.state(name))["engine"]["address"].removeprefix("unix:")
     async with (
         aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=socket)) as engine,
         engine.post("http://engine/reset_prefix_cache") as response,
@@ -26,8 +28,8 @@ async def reset_engine_cache(client: Client, name: str) -> None:
         assert response.status == 200
 
 
-async def flip_a_byte(client: Client, name: str) -> None:
-    """Damage every block in a node's pool, as a bad memory cell would: the headers still look right."""
+async def flip_bits(client: Client, name: str) -> None:
+    """Flip one bit in each block of a node's pool, as a bad memory cell would; a second call mends them again."""
     pool = PoolReader(Path((await client.state(name))["kv"]["path"]), writable=True)
     geometry = pool.file.geometry
     with pool.path.open("r+b") as file:
@@ -38,13 +40,6 @@ async def flip_a_byte(client: Client, name: str) -> None:
                 file.seek(-1, 1)
                 file.write(bytes([byte[0] ^ 1]))
     pool.close()
-
-
-async def clear_pool(client: Client, name: str) -> None:
-    async with client.session.post(
-        client.cluster[name].url + "/admin/kv/clear", headers={"authorization": "Bearer end-to-end"}
-    ) as response:
-        assert response.status == 200, await response.text()
 
 
 async def test_a_shared_prefix_goes_to_its_holder_from_any_entry(client: Client) -> None:
@@ -93,15 +88,15 @@ async def test_a_damaged_block_at_the_source_is_noticed_counted_and_recomputed(c
     prompt = prose(5, 900)
     local = await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
     await client.knows_holder("red", prompt, "red")
-    before = (await client.state("green"))["kv"]["corrupt_blocks"]
-    await flip_a_byte(client, "red")
+    before = (await client.state("green"))["kv"]["corrupt"]
+    await flip_bits(client, "red")
     reply = await client.complete(
         "red", prompt, headers={"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
     )
     assert (reply.status, reply.pulled, reply.error) == (200, 0, "")
     assert reply.text == local.text
-    assert (await client.state("green"))["kv"]["corrupt_blocks"] > before
-    await clear_pool(client, "red")
+    assert (await client.state("green"))["kv"]["corrupt"] > before
+    await flip_bits(client, "red")
 
 
 async def test_a_damaged_block_in_the_engines_own_pool_is_noticed_counted_and_recomputed(client: Client) -> None:
@@ -114,12 +109,12 @@ async def test_a_damaged_block_in_the_engines_own_pool_is_noticed_counted_and_re
     assert await client.metric("blue", "vllm:external_prefix_cache_hits_total") > hits, "the pool was not used"
     assert from_pool.text == first.text
     await reset_engine_cache(client, "blue")
-    before = (await client.state("blue"))["kv"]["corrupt_blocks"]
-    await flip_a_byte(client, "blue")
+    before = (await client.state("blue"))["kv"]["corrupt"]
+    await flip_bits(client, "blue")
     damaged = await client.complete("blue", prompt, headers=here)
     assert damaged.text == first.text
-    assert (await client.state("blue"))["kv"]["corrupt_blocks"] > before
-    await clear_pool(client, "blue")
+    assert (await client.state("blue"))["kv"]["corrupt"] > before
+    await flip_bits(client, "blue")
 
 
 @pytest.mark.parametrize("field", ["kv_transfer_params"])

@@ -5,9 +5,12 @@ import signal
 import time
 
 import psutil
+import pytest
 from localcluster import ENGINE_START_LIMIT_S
 
 from tests.e2e.client import Client, prose, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QUIET_S = 12.0
 """How long clients keep asking after the kill: longer than a death may stay unnoticed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -41,12 +41,6 @@ LIMIT_S = 10.0
 pytestmark = pytest.mark.timeout(60)
 
 
-@pytest.fixture(params=["asyncio", "uvloop"], autouse=True)
-def event_loop_policy(request: pytest.FixtureRequest) -> Iterator[Any]:
-    policy = uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
-    yield policy
-
-
 class Cluster:
     """Agents of one test, with everything that their listeners heard."""
 
@@ -71,13 +65,26 @@ class Cluster:
         return agents
 
 
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    made = Cluster()
-    yield made
-    for agent in made.agents.values():
-        agent.validate()
-        await agent.close()
+def on_both_loops(test: Callable[[Cluster], Awaitable[None]]) -> Callable[..., None]:
+    """Run a test on asyncio's own loop and on uvloop; validate and close its agents afterwards."""
+
+    async def whole() -> None:
+        cluster = Cluster()
+        try:
+            await test(cluster)
+            for agent in cluster.agents.values():
+                agent.validate()
+        finally:
+            for agent in cluster.agents.values():
+                await agent.close()
+
+    @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+    def run(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(whole())
+
+    run.__name__ = test.__name__  # type: ignore[attr-defined]
+    return run
 
 
 def seed(agent: GossipAgent) -> str:
@@ -103,6 +110,7 @@ async def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> float:
     return time.monotonic() - start
 
 
+@on_both_loops
 async def test_three_agents_join_by_seed_and_exchange_rows_and_slow_state(cluster: Cluster) -> None:
     a, b, c = await cluster.trio()
     a.set_row(b"load of a")
@@ -119,6 +127,7 @@ async def test_three_agents_join_by_seed_and_exchange_rows_and_slow_state(cluste
     assert {MemberChanged, RowReceived, SlowChanged} <= kinds
 
 
+@on_both_loops
 async def test_rows_on_loopback_stay_younger_than_a_second(cluster: Cluster) -> None:
     agents = await cluster.trio()
     worst, start = 0.0, time.monotonic()
@@ -134,6 +143,7 @@ async def test_rows_on_loopback_stay_younger_than_a_second(cluster: Cluster) -> 
     assert worst < 1
 
 
+@on_both_loops
 async def test_an_agent_that_vanishes_without_a_word_is_dead_to_the_others(cluster: Cluster) -> None:
     a, b, c = await cluster.trio()
     await c.close()
@@ -142,6 +152,7 @@ async def test_an_agent_that_vanishes_without_a_word_is_dead_to_the_others(clust
     assert alive(a) == alive(b) == {"a", "b"}
 
 
+@on_both_loops
 async def test_a_leaving_agent_is_known_to_have_left(cluster: Cluster) -> None:
     a, b, c = await cluster.trio()
     start = time.monotonic()
@@ -150,6 +161,7 @@ async def test_a_leaving_agent_is_known_to_have_left(cluster: Cluster) -> None:
     await until(lambda: state(a, "c") is MemberState.LEFT and state(b, "c") is MemberState.LEFT, 1.0)
 
 
+@on_both_loops
 async def test_a_restart_at_the_same_port_is_the_same_node_in_a_new_boot(cluster: Cluster) -> None:
     a, b, c = await cluster.trio()
     port = c.address[1]
@@ -160,6 +172,7 @@ async def test_a_restart_at_the_same_port_is_the_same_node_in_a_new_boot(cluster
     assert alive(a) == {"a", "b", "c"}
 
 
+@on_both_loops
 async def test_a_seed_that_starts_late_is_dialled_until_it_answers(cluster: Cluster) -> None:
     a = await cluster.add("a")
     with socket.socket() as probe:
@@ -171,6 +184,7 @@ async def test_a_seed_that_starts_late_is_dialled_until_it_answers(cluster: Clus
     await until(lambda: alive(a) == {"a", "b"})
 
 
+@on_both_loops
 async def test_another_cluster_on_the_same_seed_stays_apart(cluster: Cluster) -> None:
     a = await cluster.add("a")
     stranger = await cluster.add("s", cluster="other")
@@ -180,6 +194,7 @@ async def test_another_cluster_on_the_same_seed_stays_apart(cluster: Cluster) ->
     assert alive(stranger) == {"s"}
 
 
+@on_both_loops
 async def test_a_port_in_use_is_a_clear_error_and_leaks_nothing(cluster: Cluster) -> None:
     a = await cluster.add("a")
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
@@ -194,6 +209,7 @@ async def test_a_port_in_use_is_a_clear_error_and_leaks_nothing(cluster: Cluster
         await cluster.add("y", port=a.address[1])
 
 
+@on_both_loops
 async def test_a_name_that_does_not_resolve_and_an_address_not_ours_are_clear_errors(cluster: Cluster) -> None:
     with pytest.raises(GossipBindError, match="not an address of this host"):
         await cluster.add("x", host="192.0.2.1")
@@ -201,6 +217,7 @@ async def test_a_name_that_does_not_resolve_and_an_address_not_ours_are_clear_er
         await cluster.add("x", host="0.0.0.0")
 
 
+@on_both_loops
 async def test_two_agents_speak_ipv6(cluster: Cluster) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 in this Python")
@@ -213,6 +230,7 @@ async def test_two_agents_speak_ipv6(cluster: Cluster) -> None:
     await until(lambda: alive(a) == alive(b) == {"a", "b"})
 
 
+@on_both_loops
 async def test_garbage_on_both_sockets_is_counted_and_does_no_harm(cluster: Cluster) -> None:
     a = await cluster.add("a")
     with socket.socket(type=socket.SOCK_DGRAM) as sender:
@@ -229,6 +247,7 @@ async def test_garbage_on_both_sockets_is_counted_and_does_no_harm(cluster: Clus
     assert alive(a) == {"a"}
 
 
+@on_both_loops
 async def test_silent_connections_are_bounded_in_number_and_in_time(cluster: Cluster) -> None:
     a = await cluster.add("a")
     idle = [await asyncio.open_connection(*a.address) for _ in range(FAST.max_sessions + 5)]
@@ -240,6 +259,7 @@ async def test_silent_connections_are_bounded_in_number_and_in_time(cluster: Clu
     assert time.monotonic() - start < FAST.session_timeout_s + 1.5
 
 
+@on_both_loops
 async def test_a_listener_that_raises_does_not_stop_the_agent(cluster: Cluster) -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
@@ -256,6 +276,7 @@ async def test_a_listener_that_raises_does_not_stop_the_agent(cluster: Cluster) 
     assert "listener" in reported[0]["message"]
 
 
+@on_both_loops
 async def test_closing_twice_and_leaving_alone_are_fine(cluster: Cluster) -> None:
     a = await cluster.add("a")
     await a.leave()
@@ -266,7 +287,8 @@ async def test_closing_twice_and_leaving_alone_are_fine(cluster: Cluster) -> Non
         await a.start()
 
 
-async def test_reading_before_the_start_is_an_error() -> None:
+@on_both_loops
+async def test_reading_before_the_start_is_an_error(_cluster: Cluster) -> None:
     a = GossipAgent(Identity("a", "test", 1, "127.0.0.1", 0), FAST, listener=lambda _event: None)
     with pytest.raises(LocalError, match="not started"):
         a.members()

@@ -103,7 +103,7 @@ def test_damaged_packets_raise_only_the_remote_kind(packet: m.Packet, data: st.D
     never_but_remote(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(packets, st.sampled_from([0.0, 0.1, 0.7, 5.0]), st.booleans()), max_size=25))
 def test_no_sequence_of_well_formed_packets_breaks_an_invariant(story: list[tuple[m.Packet, float, bool]]) -> None:
     endpoint = Endpoint(Identity("me", "test", 2, "10.0.0.1", 7946), GossipConfig.lan(), random.Random(1))

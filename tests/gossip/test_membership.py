@@ -56,6 +56,14 @@ def test_a_late_alive_does_not_resurrect_a_dead_member_without_a_higher_incarnat
     assert one.state() is DEAD
 
 
+def test_a_late_alive_from_another_address_does_not_resurrect_either(lone: Make) -> None:
+    one = buried(lone())
+    one.hear("other", alive("peer", first(1), THIRD), source=OTHER)
+    assert one.state() is DEAD
+    one.hear("other", alive("peer", first(1) + 1, THIRD), source=OTHER)
+    assert one.state() is ALIVE
+
+
 def test_a_higher_incarnation_brings_the_dead_back(lone: Make) -> None:
     one = buried(lone())
     one.hear("other", alive("peer", first(1) + 1), source=OTHER)

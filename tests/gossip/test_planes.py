@@ -47,8 +47,8 @@ def test_rows_of_thirty_nodes_stay_fresh_with_loss(simulator: MakeSim) -> None:
     for name in sim.nodes:
         sim.do(name, io.RowSet(b"first"))
     sim.run(1.5)
-    measure_row_ages(sim, 2)
-    ages = measure_row_ages(sim, 3)
+    measure_row_ages(sim, 1.5)
+    ages = measure_row_ages(sim, 1.5)
     assert ages[int(len(ages) * 0.99)] < 1.2
 
 

@@ -32,7 +32,7 @@ class History:
                 assert copy.live.get(key) == value, f"{key!r} changed at {version}, copy is at {copy.version}"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(steps, max_size=60))
 def test_a_copy_agrees_with_the_owner_up_to_its_version(story: list[tuple[object, ...]]) -> None:
     owner, copies = SlowMap("o", 1), [SlowMap("o", 1) for _ in range(3)]

@@ -43,6 +43,24 @@ def test_a_puller_that_does_not_check_the_source_is_still_refused_without_the_ke
         assert not source.done
 
 
+@pytest.mark.parametrize("answer", [Welcome(), Challenge(bytes(16), bytes(32)), Challenge(bytes(16), b"")])
+def test_a_source_that_only_says_welcome_or_guesses_is_not_believed(answer: Message) -> None:
+    puller = PullerHandshake("c", "a", KEY, bytes(16))
+    puller.start()
+    with pytest.raises(RemoteError):
+        puller.receive(answer)
+    assert not puller.done
+
+
+def test_a_source_may_not_play_the_pullers_own_proof_back() -> None:
+    puller = PullerHandshake("c", "a", KEY, bytes(16))
+    challenge = SourceHandshake("c", KEY, bytes(16)).receive(puller.start())
+    proof = puller.receive(challenge)
+    assert proof is not None
+    with pytest.raises(RemoteError):
+        PullerHandshake("c", "a", KEY, bytes(16)).receive(Challenge(bytes(16), proof.proof))
+
+
 def test_a_proof_is_good_for_one_connection() -> None:
     first = SourceHandshake("c", KEY, b"1" * 16)
     puller = PullerHandshake("c", "a", KEY, bytes(16))

@@ -108,7 +108,7 @@ KEYS = sorted(FIELDS.keys() - {"engine_url"})
 
 
 @given(st.data())
-@hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_flags_win_over_the_environment_over_the_file_over_the_default(tmp_path: Path, data: st.DataObject) -> None:
     sources: list[dict[str, Any]] = []
     for _ in range(3):

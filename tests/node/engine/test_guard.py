@@ -8,12 +8,13 @@ import sys
 import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from node.engine.guard import Guard
 from node.engine.processes import EngineProcess, kin_of, spawn, sweep
 from tests.node.engine.gone import gone, wait_gone, watch
 
@@ -59,9 +60,9 @@ async def tree(marker: str, *kinds: str, grace_s: float = 0.2) -> AsyncIterator[
         await asyncio.wait_for(pump, 20)
 
 
-@pytest.mark.parametrize("victims", [("node",), ("node", "main"), ("node", "guard"), ("node", "guard", "main")])
-def test_a_killed_node_takes_every_process_along(marker: str, victims: tuple[str, ...]) -> None:
-    kinds = KINDS if "guard" not in victims else ()  # without the guard only what carries the marker is found later
+@contextmanager
+def fake_node(marker: str, *kinds: str) -> Iterator[dict[str, int]]:
+    """Ids of a process that holds a guarded tree, and of the tree."""
     argv = [sys.executable, str(HERE / "fake_node.py"), marker, "0.2", *kinds]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as node:
@@ -74,10 +75,39 @@ def test_a_killed_node_takes_every_process_along(marker: str, victims: tuple[str
                 case ["up"]:
                     break
         assert len(pids) == 3 + len(kinds)
+        yield pids
+
+
+@pytest.mark.parametrize("victims", [("node",), ("node", "main"), ("node", "guard"), ("node", "guard", "main")])
+def test_a_killed_node_takes_every_process_along(marker: str, victims: tuple[str, ...]) -> None:
+    kinds = KINDS if "guard" not in victims else ()  # without the guard only what carries the marker is found later
+    with fake_node(marker, *kinds) as pids:
         fds = watch(pid for kind, pid in pids.items() if kind != "node")
         for victim in victims:
             os.kill(pids[victim], signal.SIGKILL)
     wait_gone(fds)
+
+
+def test_a_pipe_that_somebody_else_keeps_open_does_not_hide_the_death_of_the_node(marker: str) -> None:
+    with fake_node(marker, "leak", "ignores") as pids:
+        fds = watch(pid for kind, pid in pids.items() if kind not in ("node", "leak"))
+        os.kill(pids["node"], signal.SIGKILL)
+        try:
+            wait_gone(fds)
+        finally:
+            os.kill(pids["leak"], signal.SIGKILL)
+
+
+def test_the_end_of_the_pipe_is_told_once() -> None:
+    receive, control = os.pipe()
+    guarded = Guard(receive, os.getppid(), 0)
+    os.close(control)
+    try:
+        assert guarded._wait(10) == b""
+        assert guarded._wait(0) is None, "it would be readable for ever, and the guard would spin"
+    finally:
+        for fd in (receive, guarded._wake, guarded._wake_write):
+            os.close(fd)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
@@ -120,6 +150,15 @@ async def test_force_ends_an_engine_that_ignores_the_stop(marker: str) -> None:
         engine.process.terminate()
         engine.process.kill()
         assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGKILL
+        await gone(fds)
+
+
+async def test_the_end_of_the_pipe_alone_ends_everything(marker: str) -> None:
+    async with tree(marker, *KINDS) as engine:
+        fds = watch(engine.pids.values())
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, engine.process._control, inheritable=False)
+        os.close(null)
         await gone(fds)
 
 

@@ -330,6 +330,16 @@ async def test_a_draining_node_finishes_what_it_has_and_takes_nothing_new(nodes:
     assert (await ask(a.port, "POST", CHAT, forced, chat())).status == 200
 
 
+async def test_a_draining_node_refuses_a_peer_that_has_not_heard_of_it(nodes: Cluster) -> None:
+    b = await nodes.add("b")
+    b.node.drain(True)
+    plan = Plan(rid="r", model="m", entry="a", target="b", hops=1).header()
+    answer = await ask(b.port, "POST", "/peer" + CHAT, ((PLAN_HEADER, plan),), chat())
+    load = read_load(answer.one("x-grapevine-load"))
+    assert answer.status == 429 and load is not None and load.draining
+    assert not b.fake.received
+
+
 @pytest.mark.parametrize("policy", ["cost", "least_connections", "latency_based", "round_robin"])
 async def test_every_policy_can_be_chosen(nodes: Cluster, policy: str) -> None:
     a, b = await nodes.add("a", policy=policy), await nodes.add("b", policy=policy)

@@ -27,6 +27,9 @@ from tests.node.fakes import engine as fake
 from tests.node.fakes.client import ask, connect
 from tests.node.fakes.engine import FakeEngine, Gate, Reply
 
+#: Far more than the sockets and buffers between an engine and a client hold.
+LIMIT = 32 * 1024 * 1024
+
 
 class Proxy:
     """The smallest server around a relay."""
@@ -197,26 +200,26 @@ async def test_a_silent_stream_is_ended_by_the_watchdog(engine: FakeEngine) -> N
 
 
 async def test_a_slow_reader_pauses_the_engine(engine: FakeEngine, proxy: Proxy) -> None:
-    piece, written = b"x" * 65536, 0
+    piece, written, paused = b"x" * 65536, 0, asyncio.Event()
 
     async def flood(exchange: fake.Exchange) -> None:
         nonlocal written
         await exchange.start(Reply(headers=(), chunks=(), length=False))
-        while True:
-            await exchange.write(piece)
-            written += len(piece)
+        try:
+            while written < LIMIT:
+                async with asyncio.timeout(0.5):  # a write that takes this long is one that waits for the reader
+                    await exchange.write(piece)
+                written += len(piece)
+        except TimeoutError:
+            paused.set()
+        await asyncio.Event().wait()
 
     engine.script = flood
     async with connect("127.0.0.1", proxy.port) as client:
         client.pause()
         await client.send("POST", "/v1/x", body=b"{}")
-        await engine.until(lambda: engine.active == 1)
-        before = -1
-        async with asyncio.timeout(20):
-            while before != written:  # until a whole second of the flood moves nothing
-                before = written
-                await asyncio.sleep(0.5)
-        assert 0 < written < 32 * 1024 * 1024
+        await asyncio.wait_for(paused.wait(), 20)
+        assert 0 < written < LIMIT
     await engine.until(lambda: engine.disconnects == 1)
 
 

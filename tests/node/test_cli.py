@@ -1,0 +1,285 @@
+"""The command line: finding a node, tables, exit codes, and how fast `--help` is."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from node import runfiles
+from node.cli import main
+from node.errors import PortTakenError, SettingsError
+from node.settings import Settings, make_settings
+
+STATE = {
+    "self": "a",
+    "cluster": "home",
+    "members": [
+        {
+            "name": "a", "state": "alive", "incarnation": 3, "address": "127.0.0.1:18100", "state_age_s": 12.3,
+            "rtt_ms": None, "models": ["SmolLM2"], "load_age_s": 0.21, "load_seq": 9, "digest_size": 42,
+            "load": {"ready": True, "draining": False, "running": 2, "waiting": 1, "kv_use": 0.255, "ttft_p50_ms": 87},
+        },
+        {"name": "b[x]", "state": "dead", "state_age_s": 4.0, "models": [], "load": None},
+        {"name": "c"},
+    ],
+    "engine": {"state": "failed", "reason": "the model /x does not exist"},
+}  # fmt: skip
+EXPLAINED = {
+    "plan": {"target": "a", "source": "b", "policy": "cost", "reason": "prefix"},
+    "candidates": [{"node": "a", "total_ms": 12.345, "source": None}, {"node": "b", "total_ms": 99.0, "source": "a"}],
+    "excluded": [{"node": "c", "why": "not ready"}],
+}
+REFUSED = {"refusal": {"status": 404, "code": "model_not_found", "message": "The model `x` does not exist."}}
+
+
+@pytest.fixture
+def answers() -> dict[str, tuple[int, object]]:
+    return {
+        "/gossip/state": (200, STATE),
+        "/gossip/members": (200, {"cluster": "home", "self": "a", "members": [{"name": "a", "state": "alive"}]}),
+        "/v1/models": (200, {"data": [{"id": "SmolLM2"}]}),
+        "/route/explain": (200, EXPLAINED),
+    }
+
+
+@pytest.fixture
+def asked() -> list[tuple[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def url(answers: Mapping[str, tuple[int, object]], asked: list[tuple[str, Any]]) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            asked.append((self.path, json.loads(body or b"null")))
+            status, answer = answers[self.path]
+            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET  # noqa: N815 - the name that http.server looks for
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Settings:
+    return make_settings(name="a", state_dir=tmp_path / "state", run_dir=tmp_path / "run")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    env: dict[str, str | None] = {
+        "GRAPEVINE_STATE_DIR": str(tmp_path / "state"),
+        "COLUMNS": "200",
+        "GRAPEVINE_NODE": None,
+    }
+
+    def call(*args: str, **more: Any) -> Result:
+        return CliRunner().invoke(main, list(args), env=env | more.pop("env", {}), prog_name="grapevine", **more)
+
+    return call
+
+
+def test_the_state_of_the_node_of_this_host_is_shown_as_a_table(
+    run: Callable[..., Result], told: Settings, url: str
+) -> None:
+    with runfiles.claim(told, url):
+        result = run("state")
+    assert result.exit_code == 0, result.output
+    row = next(line for line in result.output.splitlines() if "SmolLM2" in line)
+    for word in ("a *", "alive 12 s", "yes", "2", "1", "26 %", "87 ms", "42", "0.2 s"):
+        assert word in row
+    assert "b[x]" in result.output
+    assert "engine of this node: failed, the model /x does not exist" in result.output
+
+
+@pytest.mark.parametrize("command", ["state", "members"])
+def test_json_is_what_the_node_said(
+    run: Callable[..., Result], url: str, answers: Mapping[str, tuple[int, object]], command: str
+) -> None:
+    result = run(command, "--json", "--node", url)
+    assert json.loads(result.output) == answers[f"/gossip/{command}"][1]
+
+
+def test_members_are_listed_and_a_node_may_be_named_without_http(run: Callable[..., Result], url: str) -> None:
+    result = run("members", "--node", url.removeprefix("http://"))
+    assert result.exit_code == 0
+    assert "alive" in result.output
+
+
+def test_a_proxy_of_the_environment_is_not_asked(run: Callable[..., Result], url: str) -> None:
+    assert run("members", "--node", url, env={"http_proxy": "http://127.0.0.1:1"}).exit_code == 0
+
+
+def test_without_a_node_the_exit_status_is_3_and_the_message_says_what_to_do(run: Callable[..., Result]) -> None:
+    result = run("state")
+    assert result.exit_code == 3
+    assert "grapevine start" in result.output
+
+
+def test_a_node_that_cannot_be_reached_is_told(run: Callable[..., Result]) -> None:
+    result = run("state", "--node", "http://127.0.0.1:1")
+    assert result.exit_code == 3
+    assert "cannot be reached" in result.output
+
+
+def test_an_error_of_the_node_is_told(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    answers["/gossip/state"] = (401, {"error": {"message": "Send an API key."}})
+    result = run("state", "--node", url)
+    assert (result.exit_code, "Send an API key." in result.output) == (1, True)
+    answers["/gossip/state"] = (200, b"<html>")
+    result = run("state", "--node", url)
+    assert (result.exit_code, "does not answer as a Grapevine node" in result.output) == (1, True)
+
+
+def test_a_prompt_is_explained_for_the_first_model(
+    run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]
+) -> None:
+    result = run("explain", "hello", "--node", url)
+    assert result.exit_code == 0, result.output
+    assert asked[-1] == ("/route/explain", {"model": "SmolLM2", "messages": [{"role": "user", "content": "hello"}]})
+    for word in ("target a", "pulled from b", "12.3", "99.0", "not c: not ready"):
+        assert word in result.output
+
+
+def test_a_whole_body_is_sent_as_it_is(run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]) -> None:
+    assert run("explain", "--body", "-", "--node", url, input='{"model": "m", "prompt": "p"}').exit_code == 0
+    assert asked == [("/route/explain", {"model": "m", "prompt": "p"})]
+    assert run("explain", "--node", url).exit_code == 2
+
+
+def test_a_refusal_has_exit_status_1(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    answers["/route/explain"] = (200, REFUSED)
+    result = run("explain", "x", "--node", url)
+    assert result.exit_code == 1
+    assert "refused with 404: The model `x` does not exist." in result.output
+
+
+def test_a_name_runs_once_on_a_host(told: Settings, tmp_path: Path) -> None:
+    other_state = make_settings(name="a", state_dir=tmp_path / "other", run_dir=told.run_dir)
+    with runfiles.claim(told, "http://x"):
+        with pytest.raises(SettingsError, match="already runs"):
+            runfiles.claim(other_state, "http://y")
+        assert [(node.name, node.url, node.pid) for node in runfiles.running_nodes(told.state_dir)] == [
+            ("a", "http://x", os.getpid())
+        ]
+    assert runfiles.running_nodes(told.state_dir) == []
+    runfiles.claim(other_state, "http://y").release()
+
+
+def test_a_run_file_of_a_killed_node_is_not_believed(told: Settings) -> None:
+    code = f"""
+import os, signal
+from node import runfiles
+from node.settings import make_settings
+runfiles.claim(make_settings(name="a", state_dir={str(told.state_dir)!r}, run_dir={str(told.run_dir)!r}), "http://x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(runfiles.__file__).parents[1])}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
+    assert (told.state_dir / "running" / "a.json").exists()
+    assert runfiles.running_nodes(told.state_dir) == []
+    with runfiles.claim(told, "http://y"):
+        assert [node.url for node in runfiles.running_nodes(told.state_dir)] == ["http://y"]
+
+
+def test_a_broken_run_file_harms_nobody(told: Settings) -> None:
+    directory = told.state_dir / "running"
+    directory.mkdir(parents=True)
+    (directory / "x.json").write_text("{")
+    (directory / "y.json").write_text('{"name": "y"}')
+    (directory / "z.json").write_text("[1]")
+    assert runfiles.running_nodes(told.state_dir) == []
+
+
+class FakeApp:
+    """In place of `node.app`."""
+
+    def __init__(self, outcome: int | BaseException) -> None:
+        self.outcome = outcome
+        self.settings: Settings | None = None
+
+    def run(self, settings: Settings) -> int:
+        self.settings = settings
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(0, 0), (1, 1), (PortTakenError("port 8100 is taken: choose another with --port"), 2), (KeyboardInterrupt(), 130)],
+)
+def test_start_hands_the_settings_to_the_node_and_exits_with_its_status(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, outcome: int | BaseException, status: int
+) -> None:
+    app = FakeApp(outcome)
+    monkeypatch.setitem(sys.modules, "node.app", app)  # type: ignore[arg-type]
+    result = run(
+        "start", "--port", "9001", "--join", "a:1", "b:2", "--", "--max-model-len", "99", env={"GRAPEVINE_PROT": "1"}
+    )
+    assert result.exit_code == status
+    assert app.settings is not None
+    assert (app.settings.port, app.settings.join) == (9001, ("a:1", "b:2"))
+    assert app.settings.engine_args == ("--max-model-len", "99")
+    assert "GRAPEVINE_PROT is not known and is ignored: did you mean GRAPEVINE_PORT?" in result.output
+    if isinstance(outcome, PortTakenError):
+        assert "choose another with --port" in result.output
+
+
+def test_a_wrong_setting_has_exit_status_2(run: Callable[..., Result]) -> None:
+    result = run("start", "--name", "a b")
+    assert result.exit_code == 2
+    assert "letters" in result.output
+
+
+def test_help_names_every_command_and_the_exit_codes(run: Callable[..., Result]) -> None:
+    output = run("--help").output
+    for word in ("start", "state", "members", "explain", "version", "Exit status:"):
+        assert word in output
+    assert "ARGUMENTS FOR VLLM" in run("start", "--help").output
+    for name in ("state", "members", "explain", "version"):
+        assert run(name, "--help").exit_code == 0
+    assert run("strat").exit_code == 2
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from node.cli import main\nmain(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    env = {**os.environ, "PYTHONPATH": str(Path(runfiles.__file__).parents[1])}
+    output = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    loaded = set(re.findall(r"'([\w.]+)'", output))
+    assert not loaded & {"aiohttp", "rich", "asyncio", "torch", "vllm", "node.settings", "node.app", "msgpack"}
+
+
+def test_the_version_is_shown(run: Callable[..., Result]) -> None:
+    from node import __version__
+
+    assert json.loads(run("version", "--json").output)["grapevine"] == __version__
+    assert run("version").output.startswith(f"grapevine {__version__}, vLLM ")
