@@ -294,6 +294,9 @@ class GossipAgent:
                 await self._serve_one(self._streams, reader, writer)
         except _STREAM_ERRORS:
             pass  # the peer's loss; it dials again
+        except asyncio.CancelledError:
+            if not self._closed:  # by our own `close()` it ends quietly: asyncio reports cancelled handlers as errors
+                raise
         finally:
             await _finish(writer)
 

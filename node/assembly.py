@@ -47,6 +47,9 @@ from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
 from node.surface import make_routes
 
+#: Seconds to announce ourselves by multicast DNS; without it a node still joins by address.
+DISCOVERY_S = 5.0
+
 _log = logging.getLogger("grapevine")
 
 
@@ -194,13 +197,14 @@ class Node:
     async def _start_discovery(self) -> None:
         if not self.settings.mdns:
             return
-        discovery = MdnsDiscovery(self.gossip.identity)
-        try:
-            await discovery.start(lambda address: self.gossip.add_seeds([address]))
-        except OSError as error:
-            _log.warning("no multicast DNS here (%s): use --join", error)
-            return
+        identity = self.gossip.identity
+        discovery = MdnsDiscovery(identity, interfaces=[identity.host] if is_loopback(identity.host) else None)
         self._stack.push_async_callback(discovery.close)
+        try:
+            async with asyncio.timeout(DISCOVERY_S):
+                await discovery.start(lambda address: self.gossip.add_seeds([address]))
+        except (OSError, TimeoutError) as error:
+            _log.warning("no multicast DNS here (%s): use --join", error or "it takes too long")
 
     async def _finish(self, http: HttpServer) -> None:
         """Let requests end within the grace."""
@@ -291,8 +295,12 @@ class Node:
 
 def gossip_preset(settings: Settings) -> GossipConfig:
     """Return the gossip timers for where the node is."""
-    host = settings.advertise
-    return GossipConfig.loopback() if host.startswith("127.") or host == "::1" else GossipConfig.lan()
+    return GossipConfig.loopback() if is_loopback(settings.advertise) else GossipConfig.lan()
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address is of this host alone."""
+    return host.startswith("127.") or host in ("::1", "localhost")
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

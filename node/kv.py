@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
@@ -27,16 +26,14 @@ from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
 from kvmigrate.puller import Puller, PullResult
 from kvmigrate.server import TransferServer
 from node.digest import Changes, PrefixDigest
+from node.flights import Flights
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
-from node.prompt import ParsedRequest
 from node.rates import TransferRates
 from node.relay.call import Call
 from node.settings import Settings
 
-#: Requests whose reports are awaited; the oldest are forgotten beyond.
-MAX_FLIGHTS = 4096
 #: Evicted blocks that wait for the event loop; beyond it the digest is emptied.
 MAX_EVICTIONS = 1 << 16
 #: Least and longest time of a pull, seconds.
@@ -44,31 +41,6 @@ PULL_MIN_S = 1.0
 PULL_MAX_S = 15.0
 
 _log = logging.getLogger("grapevine.kv")
-
-
-@dataclass(slots=True)
-class _Flight:
-    """What is kept of a request until its last report: its body is not."""
-
-    chunks: tuple[int, ...]
-    prompt_bytes: int
-    text_tokens: int
-    #: One prompt of text: its length in tokens teaches the ratio of bytes to tokens.
-    teaches: bool
-    model: str
-    predicted: int
-    prompt_tokens: int = 0
-
-
-def _flight(parsed: ParsedRequest, plan: Plan) -> _Flight:
-    return _Flight(
-        chunks=parsed.chunks,
-        prompt_bytes=parsed.prompt_bytes,
-        text_tokens=max(1, parsed.text_tokens),
-        teaches=parsed.prompts == 1 and not parsed.exact_tokens,
-        model=plan.model,
-        predicted=plan.matched_tokens,
-    )
 
 
 class KvSide:
@@ -101,7 +73,7 @@ class KvSide:
         self.rates = TransferRates()
         self.hello: link.Hello | None = None
         self._scheduler = False
-        self._flights: OrderedDict[str, _Flight] = OrderedDict()
+        self._flights = Flights()
         self._lock = threading.Lock()
         self._evictions: deque[bytes | None] = deque(maxlen=MAX_EVICTIONS)
         self._scheduled = False
@@ -157,17 +129,14 @@ class KvSide:
 
     def begin(self, rid: str, call: Call, plan: Plan) -> None:
         """The engine is about to get this request."""
-        if not call.parsed.prompt_bytes:
-            return
-        while len(self._flights) >= MAX_FLIGHTS:
-            self._flights.popitem(last=False)
-        self._flights[rid] = _flight(call.parsed, plan)
+        if call.parsed.prompt_bytes:
+            self._flights.add(rid, call.parsed, plan)
 
     def end(self, rid: str, *, whole: bool) -> None:
         """The answer is over. A connected engine still reports what it filled; any other is guessed at."""
         if whole and self._scheduler:
             return
-        flight = self._flights.pop(rid, None)
+        flight = self._flights.pop(rid)
         if flight is not None and whole and flight.chunks:
             with self._lock:
                 changes = self._digest.used(
@@ -218,7 +187,7 @@ class KvSide:
             case link.Filled():
                 self._on_filled(event)
             case link.Finished():
-                self._flights.pop(event.rid, None)
+                self._flights.pop(event.rid)
             case link.Load():
                 self._meter.engine_load(now, event.running, event.waiting, event.kv_use)
             case link.Corrupt():

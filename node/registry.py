@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from gossip import (
     GossipEvent,
@@ -33,6 +33,7 @@ from node.load import LoadVector
 from node.meta import NodeMeta, decode_meta
 from node.metrics import Metrics
 from node.models import ModelInfo
+from node.peer_info import PeerInfo, peer_info
 from node.peers import Circuits
 from node.plan import Plan
 from node.prompt import ParsedRequest
@@ -45,21 +46,6 @@ CHUNK_PREFIX = b"p"
 _CHUNK_KEY = 9
 
 _log = logging.getLogger("grapevine.cluster")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
-    """One node as `/gossip/state` shows it."""
-
-    http: str | None = None
-    kv: str | None = None
-    version: str = ""
-    load: LoadVector | None = None
-    load_age_s: float | None = None
-    load_seq: int = 0
-    models: Mapping[str, ModelInfo] = field(default_factory=dict)
-    digest_size: int = 0
-    avoided: bool = False
 
 
 class Registry:
@@ -228,20 +214,16 @@ class Registry:
 
     def describe(self, name: str) -> PeerInfo:
         """Return what is known of one node."""
-        node, meta = self.roster.get(name), self._meta.get(name)
+        node, now = self.roster.get(name), self._clock()
         if node is None:
             return PeerInfo()
-        now, own = self._clock(), name == self.name
-        return PeerInfo(
-            http=meta.http if meta else None,
-            kv=meta.kv if meta else None,
-            version=meta.version if meta else "",
-            load=self._own_load() if own else node.load if node.seq else None,
-            load_age_s=0.0 if own else node.age_s(now) if node.seq else None,
-            load_seq=node.seq,
-            models=node.models,
+        return peer_info(
+            node,
+            self._meta.get(name),
+            own=self._own_load() if name == self.name else None,
             digest_size=self.roster.prefixes.count(name),
             avoided=self.circuits.avoided(name, node.incarnation, now),
+            now=now,
         )
 
     # --- gossip, in detail

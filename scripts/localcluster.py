@@ -6,6 +6,7 @@ Nothing in here is a stand-in: each node is `grapevine start` as a user would ty
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+
+from node.addresses import GOSSIP_OFFSET, KV_OFFSET
 
 ENGINE_START_LIMIT_S = 420.0
 """Three engines that start together on two cores need 100-150 s; slower machines get three times that."""
@@ -31,11 +34,31 @@ class ClusterFailed(Exception):
     """A node did not come up; the message holds its last lines."""
 
 
-def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    """A port that nobody uses at this moment on loopback."""
-    with socket.socket(socket.AF_INET, kind) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def free_ports(count: int, first: int | None = None) -> list[int]:
+    """HTTP ports whose neighbours for gossip and KV (see node/addresses.py) are free on loopback as well.
+
+    Counted from `first`, or from a random place. All stay below the ports that Linux gives to outgoing connections
+    (32768 and up): one of those may take a port between this look and the node's start.
+    """
+    start = random.randint(9000, 12000) if first is None else first
+    found: list[int] = []
+    for port in range(start, start + 500):
+        if all(_is_free(port + offset) for offset in (0, GOSSIP_OFFSET, KV_OFFSET)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ClusterFailed(f"no {count} free ports from {start} on")
+
+
+def _is_free(port: int) -> bool:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
 
 
 @dataclass(slots=True)
@@ -44,7 +67,6 @@ class LocalNode:
 
     name: str
     port: int
-    gossip_port: int
     workdir: Path
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +78,11 @@ class LocalNode:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def gossip_address(self) -> str:
+        """What other nodes join."""
+        return f"127.0.0.1:{self.port + GOSSIP_OFFSET}"
+
+    @property
     def log(self) -> Path:
         """Where the node's own output goes."""
         return self.workdir / f"{self.name}.log"
@@ -64,7 +91,7 @@ class LocalNode:
         """Start the process; returns at once, readiness is awaited elsewhere."""
         command = [
             GRAPEVINE, "start",
-            "--name", self.name, "--port", str(self.port), "--gossip-port", str(self.gossip_port),
+            "--name", self.name, "--port", str(self.port),
             *(part for seed in join for part in ("--join", seed)),
             *self.args, "--", *engine_args,
         ]  # fmt: skip
@@ -117,17 +144,15 @@ class LocalCluster:
         names: Sequence[str],
         *,
         ports: Sequence[int] | None = None,
-        gossip_ports: Sequence[int] | None = None,
         args: Sequence[str] = (),
         engine_args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        ports = ports or [free_port() for _ in names]
-        gossip_ports = gossip_ports or [free_port(socket.SOCK_DGRAM) for _ in names]
+        ports = ports or free_ports(len(names))
         self.engine_args = tuple(engine_args)
         self.nodes = {
-            name: LocalNode(name, port, gossip, workdir, tuple(args), dict(env or {}))
-            for name, port, gossip in zip(names, ports, gossip_ports, strict=True)
+            name: LocalNode(name, port, workdir, tuple(args), dict(env or {}))
+            for name, port in zip(names, ports, strict=True)
         }
 
     def __getitem__(self, name: str) -> LocalNode:
@@ -135,7 +160,7 @@ class LocalCluster:
 
     async def start(self, name: str) -> None:
         """Start one node, joined to every other by seed address."""
-        seeds = [f"127.0.0.1:{other.gossip_port}" for other in self.nodes.values() if other.name != name]
+        seeds = [other.gossip_address for other in self.nodes.values() if other.name != name]
         await self.nodes[name].start(seeds, self.engine_args)
 
     async def start_all(self) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from localcluster import GRAPEVINE, ClusterFailed, LocalCluster, free_port
+from localcluster import GRAPEVINE, ClusterFailed, LocalCluster, free_ports
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -28,7 +27,6 @@ from node.model_store import ensure_default_model
 MODEL = "SmolLM2-135M-Instruct"
 NAMES = ("red", "green", "blue")
 FIRST_PORT = 8101
-FIRST_GOSSIP_PORT = 7101
 DOCUMENT_LINES = 105
 """About 3,000 tokens of the default model: long enough that computing it again hurts, short enough for its context."""
 SPREAD_LIMIT_S = 10.0
@@ -279,25 +277,12 @@ def fetch_model() -> None:
     console.print(f"   {MODEL} is in {path}", markup=False)
 
 
-def choose_ports(first: int, kind: int = socket.SOCK_STREAM) -> list[int]:
-    """Three ports from `first` on when they are free, any three free ones otherwise."""
-    wanted = range(first, first + len(NAMES))
-    for port in wanted:
-        with socket.socket(socket.AF_INET, kind) as sock:
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                return [free_port(kind) for _ in wanted]
-    return list(wanted)
-
-
 def make_cluster(workdir: Path) -> LocalCluster:
     """The three nodes of the tour."""
     return LocalCluster(
         workdir,
         NAMES,
-        ports=choose_ports(FIRST_PORT),
-        gossip_ports=choose_ports(FIRST_GOSSIP_PORT, socket.SOCK_DGRAM),
+        ports=free_ports(len(NAMES), FIRST_PORT),
         args=("--no-mdns", "--cluster", "quickstart", "--kv-pool-gib", "1"),
         engine_args=ENGINE_ARGS,
     )

@@ -32,7 +32,7 @@ from kvmigrate.connector.slots import PoolSlots
 from kvmigrate.connector.worker import WorkerHalf
 from kvmigrate.errors import LocalError
 from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint
-from kvmigrate.link import Hello, LinkClient
+from kvmigrate.link import Hello, LinkClient, Reset
 from kvmigrate.link.messages import Role
 
 logger = logging.getLogger("vllm.grapevine")
@@ -219,7 +219,7 @@ class _SchedulerSide:
     def reset(self) -> bool:
         """Ask the node to drop the pool's contents. False when it could not be told."""
         self.half.forget_pool()
-        return False
+        return self.link.send(Reset())
 
 
 class _WorkerSide:

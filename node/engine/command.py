@@ -104,8 +104,9 @@ def build_command(settings: Settings, model: str, host: Host) -> EngineCommand:
     address = engine_address(settings)
     argv = [host.python, "-m", SERVER_MODULE]
     flags = _own_flags(settings, model, address)
-    if host.cpu_build and not host.can_compile and not named.intersection(_COMPILE_FLAGS):
-        # torch.compile writes C++ for the CPU: without a compiler the engine would not start.
+    if host.cpu_build and not (settings.model and host.can_compile) and not named.intersection(_COMPILE_FLAGS):
+        # torch.compile writes C++ for the CPU: without a compiler the engine would not start, and for the small
+        # default model the minutes that it takes never come back.
         flags.append(["--enforce-eager"])
     for words in flags:
         if words[0] not in named and f"--no-{words[0][2:]}" not in named:

@@ -11,7 +11,12 @@ _STEPS = (
     (re.compile(r"Initializing a V1 LLM engine"), "starting the engine core"),
     (re.compile(r"Starting to load model"), "loading weights"),
     (re.compile(r"Loading weights took ([\d.]+)"), "weights loaded"),
-    (re.compile(r"torch\.compile|Dynamo bytecode|Compiling a graph|[Cc]ompilation took"), "compiling"),
+    (
+        re.compile(
+            r"Warming up model for the compilation|torch\.compile|Dynamo bytecode|Compiling a graph|[Cc]ompilation took"
+        ),
+        "compiling, that may take minutes",
+    ),
     (re.compile(r"Capturing (?:CUDA|cuda) ?graph|Graph capturing"), "capturing CUDA graphs"),
     (re.compile(r"KV cache size: ([\d,]+) tokens"), "KV cache for {} tokens, warming up"),
     (re.compile(r"Resolved architecture: (\S+)"), "reading the model ({})"),

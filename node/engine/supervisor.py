@@ -80,6 +80,7 @@ class EngineSupervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._starts = 0
+        self._abandoned = asyncio.Event()
 
     @property
     def state(self) -> EngineState:
@@ -181,6 +182,7 @@ class EngineSupervisor:
             case life.Kill():
                 if self._process:
                     self._process.kill()
+                self._abandon()
             case life.KillGuard():
                 if self._process:
                     self._process.kill_guard()
@@ -188,7 +190,12 @@ class EngineSupervisor:
     def _terminate(self) -> None:
         if self._process:
             self._process.terminate()
-        elif self._preparing:
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Give up a start that has not come to a process yet."""
+        self._abandoned.set()
+        if self._preparing:
             self._preparing.cancel()
 
     def _entered(self, state: EngineState, reason: str) -> None:
@@ -221,6 +228,7 @@ class EngineSupervisor:
     async def _run(self) -> None:
         """One start of the engine, until nothing of it is left."""
         self._starts += 1
+        self._abandoned.clear()
         try:
             failure = await self._one_run()
         except Exception as error:
@@ -231,27 +239,34 @@ class EngineSupervisor:
 
     async def _one_run(self) -> Failure:
         await asyncio.to_thread(sweep, self._marker)
-        self._preparing = asyncio.ensure_future(self._prepare(self._say))
-        try:
-            command = await self._preparing
-        except asyncio.CancelledError:
-            if self.state is not EngineState.STOPPING:
-                raise
-            return Failure(Cause.KILLED, "the node stopped")
-        finally:
-            self._preparing = None
+        command = await self._prepared()
+        if command is None:
+            return Failure(Cause.KILLED, "the start was given up")
         killed_before = oom_kills()
         self.log.begin(" ".join(command.argv))
         process = await spawn(command.argv, command.env, self._marker)
         self._process = process
-        if self.state is EngineState.STOPPING:
-            process.terminate()
         pump = asyncio.ensure_future(process.pump(self._line))
         try:
             status = await process.wait()
         finally:
             await pump
         return explain(self.log.tail(), status, model=command.model, oom_kills=oom_kills() - killed_before)
+
+    async def _prepared(self) -> EngineCommand | None:
+        """The command of this start; None when the start was given up meanwhile."""
+        if self._abandoned.is_set():
+            return None
+        self._preparing = asyncio.ensure_future(self._prepare(self._say))
+        try:
+            command = await self._preparing
+        except asyncio.CancelledError:
+            if self._abandoned.is_set():
+                return None
+            raise
+        finally:
+            self._preparing = None
+        return None if self._abandoned.is_set() else command
 
     def _line(self, line: str) -> None:
         self.log.add(line)
@@ -264,7 +279,10 @@ class EngineSupervisor:
         turn = 0
         while True:
             if self._process or self._settings.engine_url:
-                await self._probe_once(ask_models=not self.ready or turn % MODELS_EVERY == 0)
+                try:
+                    await self._probe_once(ask_models=not self.ready or turn % MODELS_EVERY == 0)
+                except Exception:
+                    _log.exception("a probe of the engine failed")
                 turn += 1
             await asyncio.sleep(PROBE_READY_S if self.ready else PROBE_STARTING_S)
 

@@ -30,6 +30,11 @@ class Attempts:
         self._failures: dict[str, str] = {}
         self._refusal: Refusal | None = None
 
+    @property
+    def bounced(self) -> bool:
+        """Whether a target said that it is full since it was last our turn."""
+        return bool(self._busy)
+
     def options(self) -> RouteOptions:
         """The routing options with what was tried."""
         visited = [*self._failures, *self._busy][-MAX_VISITED:]

@@ -37,8 +37,6 @@ MAX_WAIT_S = 60.0
 RETRY_S = 0.5
 #: A stream from a peer that gossip declared dead has this many seconds to show that it lives.
 DEATH_GRACE_S = 2.0
-#: The line of requests that name no model.
-_ANY_MODEL = ""
 
 TARGET_HEADER = "x-grapevine-target"
 REASON_HEADER = "x-grapevine-reason"
@@ -134,7 +132,7 @@ class Dispatcher:
             plan = self._decide(view, call.parsed, attempt.options())
             self._notes.decided(call, plan, self._clock() - started)
             if isinstance(plan, Refusal):
-                if not attempt.was_busy:
+                if not attempt.bounced:
                     raise Refused(attempt.explain(plan))
                 attempt.wait(attempt.explain(plan))
                 continue
@@ -165,7 +163,7 @@ class Dispatcher:
 
     async def _wait_turn(self, attempt: Attempts) -> None:
         """Stand in line when somebody of our model waits already, or when every node has refused."""
-        line = attempt.call.parsed.model or _ANY_MODEL
+        line = _line(attempt.call)
         if attempt.ticket is None:
             if not attempt.must_wait and not self._room.waiting(line):
                 return
@@ -211,6 +209,11 @@ def answer_headers(call: Call, plan: Plan) -> HeaderList:
         (HOPS_HEADER, str(plan.hops)),
         (REQUEST_ID, call.rid),
     ]
+
+
+def _line(call: Call) -> str:
+    """The line to stand in: who wants one certain node must not hold up who takes any."""
+    return f"{call.parsed.model or ''}\0{call.options.force_target or ''}"
 
 
 def _begins_after_ms(plan: Plan) -> float:

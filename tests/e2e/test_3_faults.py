@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -74,7 +75,11 @@ async def done(value: bool) -> bool:
 
 async def is_back(client: Client, boot: int) -> bool:
     member = await client.member("red", "blue")
-    return bool(member and member["state"] == "alive" and member["incarnation"] > boot and member["load"]["ready"])
+    return ready_again(member) and bool(member and member["incarnation"] > boot)
+
+
+def ready_again(member: dict[str, Any] | None) -> bool:
+    return bool(member and member["state"] == "alive" and (member["load"] or {}).get("ready"))
 
 
 async def test_a_crashed_engine_is_restarted_while_its_node_answers_and_its_pool_stays_warm(client: Client) -> None:
@@ -88,11 +93,10 @@ async def test_a_crashed_engine_is_restarted_while_its_node_answers_and_its_pool
 
     async def restarting() -> bool:
         member = await client.member("red", "green")
-        return bool(member and member["state"] == "alive" and not member["load"]["ready"])
+        return bool(member and member["state"] == "alive" and not ready_again(member))
 
     async def ready() -> bool:
-        member = await client.member("red", "green")
-        return bool(member and member["load"]["ready"])
+        return ready_again(await client.member("red", "green"))
 
     await until(restarting, 60, "the crash shows in the state")
     reply = await client.complete("green", "The capital of France is", max_tokens=4)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-BOTH = ("test_guard", "test_supervisor")
+BOTH = ("test_supervisor",)
 
 
 def pytest_asyncio_loop_factories(

@@ -103,6 +103,7 @@ def test_a_repository_keeps_its_name_and_the_network() -> None:
 def test_the_default_model_has_its_public_name(tmp_path: Path) -> None:
     named = build_command(make_settings(name="n", run_dir="/r", state_dir="/s"), str(tmp_path), HOST)
     assert option(named.argv, "--served-model-name") == "SmolLM2-135M-Instruct"
+    assert "--enforce-eager" in named.argv, "a newcomer does not wait minutes for a compiler"
 
 
 def test_several_names_are_given_at_once() -> None:

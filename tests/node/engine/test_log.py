@@ -76,6 +76,8 @@ def test_a_place_that_cannot_be_written_costs_only_the_file(tmp_path: Path) -> N
         ("(APIServer pid=1) INFO 11-29 19:31:05 [entry.py:140] Starting vLLM server on unix:/r/n.engine",
          "starting the HTTP server"),
         ("WARNING 11-29 19:30:37 [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs", None),
+        ("(Worker pid=9) INFO 11-29 20:06:47 [cpu_model_runner.py:87] Warming up model for the compilation...",
+         "compiling, that may take minutes"),
         ("INFO:     Application startup complete.", None),
     ],
 )  # fmt: skip

@@ -14,9 +14,10 @@ import aiohttp
 import pytest
 
 from node.engine import lifecycle as life
+from node.engine import probe
 from node.engine import supervisor as module
 from node.engine.command import EngineCommand
-from node.engine.events import EngineDown, EngineEvent, EngineProgress, EngineReady, EngineState
+from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure
 from node.engine.prepare import remove_stale_socket
 from node.engine.processes import sweep
@@ -245,6 +246,62 @@ async def test_stopping_while_the_start_is_prepared_ends_it(tmp_path: Path) -> N
     await asyncio.wait_for(supervisor.stop(), LIMIT_S)
     assert ended.is_set()
     await supervisor.stop()
+
+
+async def test_stopping_before_anything_is_prepared_prepares_nothing(tmp_path: Path) -> None:
+    async def prepare(say: Callable[[str], None]) -> EngineCommand:
+        raise AssertionError("this would load a model while the node wants to end")
+
+    events: list[EngineEvent] = []
+    supervisor = EngineSupervisor(settings(tmp_path), listener=events.append, prepare=prepare, config=QUICK)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.stop(), LIMIT_S)
+    assert [event.state for event in events if isinstance(event, EngineDown)] == [
+        EngineState.STARTING,
+        EngineState.STOPPING,
+        EngineState.STOPPED,
+    ]
+
+
+async def test_a_preparation_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
+    async def prepare(say: Callable[[str], None]) -> EngineCommand:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    config = life.LifecycleConfig(start_timeout_s=0.05, first_attempts=1)
+    supervisor = EngineSupervisor(settings(tmp_path), listener=lambda event: None, prepare=prepare, config=config)
+    await supervisor.start()
+    await asyncio.wait_for(supervisor.wait_for(EngineState.FAILED), LIMIT_S)
+    assert "not ready after 0.05 s" in supervisor.reason
+    await supervisor.stop()
+
+
+async def test_an_answer_of_an_earlier_process_does_not_make_the_next_one_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, release, asked_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def health(*_: object) -> probe.Health:
+        if asked.is_set():
+            asked_again.set()
+            return probe.Health(ok=False)
+        asked.set()
+        await release.wait()
+        return probe.Health(ok=True)
+
+    async def models(*_: object) -> tuple[EngineModel, ...]:
+        return (EngineModel("small"),)
+
+    monkeypatch.setattr(probe, "probe_health", health)
+    monkeypatch.setattr(probe, "probe_models", models)
+    async with supervised(tmp_path) as watched, asyncio.timeout(LIMIT_S):
+        await asked.wait()
+        assert watched.supervisor.pid is not None
+        os.kill(watched.supervisor.pid, signal.SIGKILL)
+        await watched.until(lambda event: watched.events.count(EngineProgress("preparing")) == 2)
+        release.set()
+        await asked_again.wait()
+        assert not any(isinstance(event, EngineReady) for event in watched.events)
 
 
 async def test_a_new_adapter_is_told(tmp_path: Path) -> None:

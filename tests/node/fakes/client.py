@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 PATIENCE_S = 10.0
 
@@ -49,8 +50,7 @@ class RawClient:
 
     def pause(self) -> None:
         """Stop taking bytes from the socket."""
-        transport = self.writer.transport
-        assert isinstance(transport, asyncio.Transport)
+        transport: Any = self.writer.transport  # uvloop's is no asyncio.Transport
         transport.pause_reading()
 
     async def head(self) -> RawAnswer:

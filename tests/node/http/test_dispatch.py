@@ -349,3 +349,32 @@ async def test_every_policy_can_be_chosen(nodes: Cluster, policy: str) -> None:
     if policy == "round_robin":
         assert sorted(map(str, targets)) == ["a", "a", "b", "b"]
     assert len(a.fake.received) + len(b.fake.received) == 4
+
+
+async def test_who_waits_for_one_certain_node_holds_up_nobody_else(nodes: Cluster) -> None:
+    a = await nodes.add("a", max_running=1)
+    b = await nodes.add("b")
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(a, gate)
+    forced = asyncio.create_task(ask(b.port, "POST", CHAT, (("x-grapevine-force-target", "a"),), chat()))
+    await b.until(lambda: len(b.node.room) == 1)
+    answer = await ask(b.port, "POST", CHAT, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "b"
+    gate.open(2)
+    assert [(await held[0]).status, (await forced).one("x-grapevine-target")] == [200, "a"]
+
+
+async def test_waiting_ends_when_nobody_is_left_to_wait_for(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b = await nodes.add("b", max_running=1)
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(b, gate)
+    waiting = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.until(lambda: len(a.node.room) == 1)
+    b.supervisor.down(EngineState.FAILED, "out of memory")
+    answer = await waiting
+    assert answer.status in {404, 503}, answer.body
+    gate.open()
+    await held[0]

@@ -183,3 +183,11 @@ async def test_a_connector_that_goes_away_is_noticed(pair: Pair) -> None:
     a.fake.script = fake.answer_chat
     await send(a)
     assert "kv_transfer_params" not in a.fake.received[-1].json
+
+
+async def test_a_request_that_the_engine_refused_is_not_waited_for(pair: Pair) -> None:
+    a = await pair.add("a")
+    a.fake.script = fake.reply(fake.Reply(400))
+    assert (await ask(a.port, "POST", CHAT, (), LONG)).status == 400
+    assert len(a.node.kv._flights) == 0
+    assert a.node.meter.counts.failed == 1 and a.node.meter.counts.finished == 0

@@ -1,0 +1,64 @@
+"""Requests on our engine whose reports are awaited. Their bodies are not kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from node.plan import Plan
+from node.prompt import ParsedRequest
+
+#: Requests remembered; the oldest are forgotten beyond.
+MAX_FLIGHTS = 4096
+
+
+@dataclass(slots=True)
+class Flight:
+    """What the prefix digest and the metrics need of a request until its last report."""
+
+    chunks: tuple[int, ...]
+    prompt_bytes: int
+    text_tokens: int
+    #: One prompt of text: its length in tokens teaches the ratio of bytes to tokens.
+    teaches: bool
+    model: str
+    #: Prompt tokens that were predicted to come from a cache.
+    predicted: int
+    #: The engine's own count of prompt tokens; 0 until it reported.
+    prompt_tokens: int = 0
+
+
+class Flights:
+    """The bounded table, by the id that the engine knows."""
+
+    def __init__(self, limit: int = MAX_FLIGHTS) -> None:
+        self._limit = limit
+        self._flights: OrderedDict[str, Flight] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def add(self, rid: str, parsed: ParsedRequest, plan: Plan) -> None:
+        """Remember a request that goes to the engine."""
+        while len(self._flights) >= self._limit:
+            self._flights.popitem(last=False)
+        self._flights[rid] = Flight(
+            chunks=parsed.chunks,
+            prompt_bytes=parsed.prompt_bytes,
+            text_tokens=max(1, parsed.text_tokens),
+            teaches=parsed.prompts == 1 and not parsed.exact_tokens,
+            model=plan.model,
+            predicted=plan.matched_tokens,
+        )
+
+    def get(self, rid: str) -> Flight | None:
+        """Return a request, None when it is not known."""
+        return self._flights.get(rid)
+
+    def pop(self, rid: str) -> Flight | None:
+        """Forget a request and return it."""
+        return self._flights.pop(rid, None)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._flights.clear()
