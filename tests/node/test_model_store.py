@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -206,26 +205,36 @@ def test_a_place_that_cannot_be_written_says_what_to_do(workshop: Workshop) -> N
         workshop.ensure()
 
 
-def test_two_processes_at_once_make_it_once(workshop: Workshop) -> None:
-    waiting = threading.Event()
+def test_two_at_once_make_it_once(workshop: Workshop) -> None:
+    gate = workshop.root / "gate"
+    os.mkfifo(gate)
+    (workshop.root / "converter.py").write_text(f"open({str(gate)!r}).read()" + CONVERTER)  # waits for the gate
+    converting, waiting = threading.Event(), threading.Event()
     found: list[Path] = []
 
-    def say(text: str) -> None:
-        workshop.said.append(text)
-        if text.startswith("waiting"):
-            waiting.set()
+    def ensure(word: str, heard: threading.Event) -> threading.Thread:
+        def say(text: str) -> None:
+            if text.startswith(word):
+                heard.set()
 
-    models = workshop.root / "models"
-    models.mkdir()
-    with (models / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        other = threading.Thread(target=lambda: found.append(ModelStore(workshop.root).ensure(workshop.source, say)))
-        other.start()
-        assert waiting.wait(15)
-        assert workshop.runs == 0
-    workshop.ensure()
-    other.join(30)
-    assert found == [workshop.final]
+        def work() -> None:
+            found.append(ModelStore(workshop.root).ensure(workshop.source, say))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    first = ensure("converting", converting)
+    assert converting.wait(30)
+    second = ensure("waiting", waiting)
+    both_are_where_they_should_be = waiting.wait(15)
+    gate.write_text("open")
+    first.join(30)
+    if not both_are_where_they_should_be:
+        gate.write_text("open")
+    second.join(30)
+    assert both_are_where_they_should_be
+    assert found == [workshop.final, workshop.final]
     assert workshop.runs == 1
 
 

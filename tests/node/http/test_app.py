@@ -74,8 +74,8 @@ async def node_process(folder: Path, **settings: object) -> AsyncIterator[Proces
         yield Process(process, folder)
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            process.terminate()  # kill would leave its pool behind, as it should
+            await asyncio.wait_for(process.wait(), START_S)
         process._transport.close()  # type: ignore[attr-defined]
 
 
