@@ -108,7 +108,7 @@ def _question(
         matched_chunks=view.matched,
         unseen=view.unseen,
         typical=_typical(view, model),
-        forbid_pull=options.force_recompute,
+        forbid_pull=options.no_pull,
         force_source=options.force_source,
         every=every,
         commit=commit,
@@ -138,7 +138,7 @@ def _plan(
     if source is not None:
         chunks = cost.source_chunks
     forced = options.force_source
-    if forced is not None and not options.force_recompute and forced != cost.name and source is None:
+    if forced is not None and not options.no_pull and forced != cost.name and source is None:
         # Forced means tried, also when we do not know (yet) that the source holds anything.
         source, chunks = forced, question.matched_chunks.get(forced) or len(request.chunks)
         cached = max(held, question.matched_tokens.get(forced, 0))

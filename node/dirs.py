@@ -17,6 +17,8 @@ from node.errors import SettingsError
 MAX_SOCKET_PATH = 107
 #: Where blocks of KV live when the host has it: memory that outlives the engine, shared by path.
 SHARED_MEMORY = Path("/dev/shm")
+#: What the drivers of NVIDIA and AMD GPUs put into /dev.
+GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
 
 def default_state_dir() -> Path:
@@ -62,6 +64,11 @@ def free_bytes(path: Path) -> int:
     except OSError:
         return 0
     return found.f_bavail * found.f_frsize
+
+
+def has_gpu() -> bool:
+    """Whether a driver of NVIDIA or AMD GPUs is loaded. Asks only for device files: quick, and needs no library."""
+    return any(device.exists() for device in GPU_DEVICES)
 
 
 def _xdg(variable: str, below_home: str) -> Path:

@@ -26,6 +26,8 @@ class Flight:
     predicted: int
     #: The engine's own count of prompt tokens; 0 until it reported.
     prompt_tokens: int = 0
+    #: Blocks that the engine filled and the digest does not claim yet: the pool had not heard of all of them.
+    unconfirmed: tuple[bytes, ...] = ()
 
 
 class Flights:

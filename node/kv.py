@@ -26,7 +26,7 @@ from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
 from kvmigrate.puller import Puller, PullResult
 from kvmigrate.server import TransferServer
 from node.digest import Changes, PrefixDigest
-from node.flights import Flights
+from node.flights import Flight, Flights
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
@@ -187,7 +187,7 @@ class KvSide:
             case link.Filled():
                 self._on_filled(event)
             case link.Finished():
-                self._flights.pop(event.rid)
+                self._on_finished(event)
             case link.Load():
                 self._meter.engine_load(now, event.running, event.waiting, event.kv_use)
             case link.Corrupt():
@@ -222,16 +222,34 @@ class KvSide:
 
     def _on_filled(self, event: link.Filled) -> None:
         flight = self._flights.get(event.rid)
-        if flight is None or self.hello is None or not flight.chunks:
+        if flight is not None:
+            flight.unconfirmed = event.hashes
+            self._confirm(flight)
+
+    def _on_finished(self, event: link.Finished) -> None:
+        flight = self._flights.pop(event.rid)
+        if flight is not None:
+            self._confirm(flight)
+
+    def _confirm(self, flight: Flight) -> None:
+        """Claim what the pool holds of the blocks that a request filled.
+
+        Workers report to the pool over links of their own, so some blocks may become known only later: then the end
+        of the request asks again. What the pool never took (it was full) is never claimed.
+        """
+        if self.pool is None or self.hello is None or not flight.chunks or not flight.unconfirmed:
             return
+        held = len(self.pool.lookup(flight.unconfirmed, use=False))
         with self._lock:
             changes = self._digest.confirm(
                 flight.chunks,
-                event.hashes,
-                prompt_tokens=flight.prompt_tokens or event.tokens,
+                flight.unconfirmed[:held],
+                prompt_tokens=flight.prompt_tokens or len(flight.unconfirmed) * self.hello.block_size,
                 prompt_bytes=flight.prompt_bytes,
                 block_size=self.hello.block_size,
             )
+        if held == len(flight.unconfirmed):
+            flight.unconfirmed = ()
         self._publish(changes)
 
     def engine_lost(self) -> None:

@@ -34,7 +34,7 @@ MAX_DEADLINE_S = 86_400.0
 
 FORCE_TARGET = "x-grapevine-force-target"
 FORCE_SOURCE = "x-grapevine-force-source"
-FORCE_RECOMPUTE = "x-grapevine-force-recompute"
+NO_PULL = "x-grapevine-no-pull"
 
 _VERSION = 1
 
@@ -51,21 +51,21 @@ class RouteOptions:
     deadline_s: float = 0.0
     force_target: str | None = None
     force_source: str | None = None
-    force_recompute: bool = False
+    no_pull: bool = False
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str], *, rid: str = "", deadline_s: float = 0.0) -> RouteOptions:
-        """Read the client's `x-grapevine-force-*` headers (any mapping). Raises `BadRequest` on nonsense."""
+        """Read the client's routing headers (any mapping). Raises `BadRequest` on nonsense."""
         given = {key.lower(): value.strip() for key, value in headers.items() if len(key) < 40}
-        recompute = given.get(FORCE_RECOMPUTE, "").lower()
-        if recompute not in ("", "0", "1", "true", "false"):
-            raise BadRequest(f"{FORCE_RECOMPUTE} must be 1 or 0")
+        no_pull = given.get(NO_PULL, "").lower()
+        if no_pull not in ("", "0", "1", "true", "false"):
+            raise BadRequest(f"{NO_PULL} must be 1 or 0")
         return cls(
             rid=rid,
             deadline_s=deadline_s,
             force_target=_forced_name(given, FORCE_TARGET),
             force_source=_forced_name(given, FORCE_SOURCE),
-            force_recompute=recompute in ("1", "true"),
+            no_pull=no_pull in ("1", "true"),
         )
 
 

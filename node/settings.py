@@ -30,6 +30,8 @@ POLICIES = ("cost", "latency_based", "least_connections", "round_robin")
 LOG_FORMATS = ("console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_POOL_GIB = 2.0
+#: On a GPU host the pool should hold at least what the GPU's own KV cache holds: what leaves it is no longer announced.
+GPU_POOL_GIB = 64.0
 #: Most of the free shared memory that a pool takes unless told otherwise: nodes and engines share it.
 POOL_SHARE_OF_FREE = 0.25
 #: Range of each number: (least, most).
@@ -93,7 +95,7 @@ class Settings:
     kv_pool_gib: float = key(
         DEFAULT_POOL_GIB,
         "Size of the pool of KV blocks, GiB.",
-        derived="2, at most a quarter of what is free",
+        derived="2, on a GPU host 64; at most a quarter of the free shared memory",
     )
     max_running: int = key(256, "Requests that run on this node's engine at once.")
     max_queue: int = key(1024, "Requests that wait on this node.")
@@ -225,7 +227,8 @@ def make_settings(**given: Any) -> Settings:
     values.setdefault("advertise", addresses.advertised(str(values.get("host", "127.0.0.1"))))
     if "kv_pool_gib" not in values:
         free = dirs.free_bytes(dirs.SHARED_MEMORY) or dirs.free_bytes(values["run_dir"].parent)
-        values["kv_pool_gib"] = min(DEFAULT_POOL_GIB, round(free * POOL_SHARE_OF_FREE / GIB, 3))
+        wanted = GPU_POOL_GIB if dirs.has_gpu() else DEFAULT_POOL_GIB
+        values["kv_pool_gib"] = min(wanted, round(free * POOL_SHARE_OF_FREE / GIB, 3))
     return Settings(**values)
 
 

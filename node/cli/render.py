@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,19 +17,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
     """The table of `/gossip/state`, and the engine's reason when it does not run."""
     console = console or Console()
     title = f"cluster {escape(str(answer.get('cluster')))} as {escape(str(answer.get('self')))} sees it"
-    columns = (
-        "node",
-        "state",
-        "models",
-        "ready",
-        "running",
-        "waiting",
-        "KV",
-        "TTFT p50",
-        "RTT",
-        "prefixes",
-        "load age",
-    )
+    columns = ("node", "state", "model", "ready", "run", "wait", "KV", "TTFT", "RTT", "prefixes", "age")
     table = _table(title, columns, right=4)
     for member in answer.get("members", []):
         load = member.get("load") or {}
@@ -88,9 +77,11 @@ def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], right: int) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index >= right else "left")
+        justify: Literal["left", "right"] = "right" if index >= right else "left"
+        # On a narrow terminal only names of models are shortened: a number that is cut would be a wrong number.
+        table.add_column(column, justify=justify, no_wrap=column != "model", overflow="ellipsis")
     return table
 
 

@@ -179,17 +179,17 @@ def test_a_source_can_be_forced_and_a_pull_forbidden(policy: str) -> None:
     assert (plan.source, plan.chunks) == ("b", 7)
     assert planned(ask(seen, policy=policy, force_target="b", force_source="b")).source is None
     slow = view(node("a", is_self=True, prefill_tps=1.0), node("b"), matched={"b": 6})
-    assert planned(ask(slow, request(1000), policy, force_target="a", force_recompute=True)).source is None
+    assert planned(ask(slow, request(1000), policy, force_target="a", no_pull=True)).source is None
 
 
 def test_options_are_read_from_headers_of_any_case() -> None:
     options = RouteOptions.from_headers(
-        {"X-Grapevine-Force-Target": " n1 ", "x-grapevine-force-source": "n2", "x-grapevine-force-recompute": "1"},
+        {"X-Grapevine-Force-Target": " n1 ", "x-grapevine-force-source": "n2", "x-grapevine-no-pull": "1"},
         rid="r",
     )
-    assert options == RouteOptions(rid="r", force_target="n1", force_source="n2", force_recompute=True)
+    assert options == RouteOptions(rid="r", force_target="n1", force_source="n2", no_pull=True)
     assert RouteOptions.from_headers({}) == RouteOptions()
-    for headers in ({"x-grapevine-force-target": "a b"}, {"x-grapevine-force-recompute": "maybe"}):
+    for headers in ({"x-grapevine-force-target": "a b"}, {"x-grapevine-no-pull": "maybe"}):
         with pytest.raises(BadRequest):
             RouteOptions.from_headers(headers)
 
