@@ -10,22 +10,30 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim"}
+#: Least width of a column on a narrow terminal, characters.
+_LEAST = {"model": 8}
+_COLOURS = {
+    "alive": "green",
+    "loading": "cyan",
+    "draining": "yellow",
+    "suspect": "yellow",
+    "dead": "red",
+    "left": "dim",
+}
 
 
 def show_state(answer: Mapping[str, Any], console: Console | None = None) -> None:
     """The table of `/gossip/state`, and the engine's reason when it does not run."""
     console = console or Console()
     title = f"cluster {escape(str(answer.get('cluster')))} as {escape(str(answer.get('self')))} sees it"
-    columns = ("node", "state", "model", "ready", "run", "wait", "KV", "TTFT", "RTT", "prefixes", "age")
-    table = _table(title, columns, right=4)
+    columns = ("node", "state", "model", "run", "wait", "KV", "TTFT", "RTT", "chunks", "age")
+    table = _table(title, columns, right=3)
     for member in answer.get("members", []):
         load = member.get("load") or {}
         table.add_row(
             _name(member, answer),
             _state(member),
             escape(", ".join(str(model) for model in member.get("models") or []) or "-"),
-            _yes(load),
             _number(load.get("running")),
             _number(load.get("waiting")),
             _percent(load.get("kv_use")),
@@ -77,11 +85,21 @@ def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], right: int) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     for index, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if index >= right else "left"
         # On a narrow terminal only names of models are shortened: a number that is cut would be a wrong number.
-        table.add_column(column, justify=justify, no_wrap=column != "model", overflow="ellipsis")
+        table.add_column(
+            column, justify=justify, no_wrap=column != "model", overflow="ellipsis", min_width=_LEAST.get(column)
+        )
     return table
 
 
@@ -91,15 +109,14 @@ def _name(member: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
 
 
 def _state(member: Mapping[str, Any]) -> str:
-    word = str(member.get("state"))
+    """The member's state; of one that is alive, whether its engine takes requests."""
+    word, load = str(member.get("state")), member.get("load")
+    if word == "alive" and isinstance(load, Mapping) and not load.get("ready"):
+        word = "loading"
+    elif word == "alive" and isinstance(load, Mapping) and load.get("draining"):
+        word = "draining"
     colour = _COLOURS.get(word, "default")
     return f"[{colour}]{escape(word)}[/] {_unit(member.get('state_age_s'), 's')}".removesuffix(" -")
-
-
-def _yes(load: Mapping[str, Any]) -> str:
-    if load.get("draining"):
-        return "draining"
-    return "yes" if load.get("ready") else "no"
 
 
 def _cell(value: Any) -> str:

@@ -110,7 +110,7 @@ def test_the_state_of_the_node_of_this_host_is_shown_as_a_table(
         result = run("state")
     assert result.exit_code == 0, result.output
     row = next(line for line in result.output.splitlines() if "SmolLM2" in line)
-    for word in ("a *", "alive 12 s", "yes", "2", "1", "26 %", "87 ms", "42", "0.2 s"):
+    for word in ("a *", "alive 12 s", "2", "1", "26 %", "87 ms", "42", "0.2 s"):
         assert word in row
     assert "b[x]" in result.output
     assert "engine of this node: failed, the model /x does not exist" in result.output
