@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 #: Least width of a column on a narrow terminal, characters.
-_LEAST = {"model": 8}
+_LEAST = {"model": 5}
 _COLOURS = {
     "alive": "green",
     "loading": "cyan",
