@@ -38,6 +38,19 @@ def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, element_bytes:
     return 2 * layers * kv_heads * head_dim * element_bytes
 
 
+def move_s(tokens: int, bytes_per_token: float, net_bytes_s: float, memory_bytes_s: float) -> float:
+    """Seconds to bring `tokens` over the network and into paged memory, without what does not depend on them.
+
+    The formula as a bare function: routing evaluates it for many (target, source) pairs of one request.
+    """
+    return tokens * bytes_per_token * (1 / net_bytes_s + 1 / memory_bytes_s)
+
+
+def pays(migrate_s: float, recompute_s: float, margin: float = MARGIN) -> bool:
+    """Whether migrating is worth it; any unit of time, the same for both."""
+    return migrate_s < margin * recompute_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """What moving and computing cost now."""
@@ -60,11 +73,11 @@ class Costs:
     @property
     def move_s_per_token(self) -> float:
         """Seconds that one more migrated token takes."""
-        return self.bytes_per_token * (1 / self.net_bytes_s + 1 / self.memory_bytes_s)
+        return move_s(1, self.bytes_per_token, self.net_bytes_s, self.memory_bytes_s)
 
     def migrate_s(self, tokens: int) -> float:
         """Seconds to migrate."""
-        return self.fixed_s + tokens * self.move_s_per_token
+        return self.fixed_s + move_s(tokens, self.bytes_per_token, self.net_bytes_s, self.memory_bytes_s)
 
     def recompute_s(self, tokens: int) -> float:
         """Seconds to compute."""
@@ -96,7 +109,7 @@ def decide(costs: Costs, tokens: int) -> Verdict:
         yes, reason = False, "nothing to migrate"
     elif math.isinf(crossover):
         yes, reason = False, "a token takes as long to move as to compute"
-    elif tokens <= crossover:
+    elif not pays(move, compute, costs.margin):
         yes, reason = False, f"pays only above {math.ceil(crossover)} tokens"
     else:
         yes, reason = True, f"saves {(compute - move) * 1000:.0f} ms"
@@ -139,6 +152,10 @@ class RateBook:
         """Learn from the engine's copy out of the pool."""
         if nbytes >= MIN_RATE_BYTES and seconds > 0:
             self.memory_bytes_s = _mix(self.memory_bytes_s, nbytes / seconds, 1)
+
+    def network(self) -> dict[str, float]:
+        """Bytes per second by peer, the one pulled from last first; what the latency vector carries."""
+        return {name: self._peers[name].net_bytes_s for name in reversed(self._peers)}
 
     def forget(self, name: str) -> None:
         """A peer is gone for good."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
+from kvmigrate.planner import RateBook
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
 from kvmigrate.puller import Puller, PullResult
@@ -30,7 +31,6 @@ from node.flights import Flight, Flights
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
-from node.rates import TransferRates
 from node.relay.call import Call
 from node.settings import Settings
 
@@ -70,7 +70,7 @@ class KvSide:
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
         self._clock = clock
-        self.rates = TransferRates()
+        self.rates = RateBook()
         self.hello: link.Hello | None = None
         self._scheduler = False
         self._flights = Flights()
@@ -166,7 +166,8 @@ class KvSide:
         return min(max(recompute_s, PULL_MIN_S), PULL_MAX_S)
 
     def _note_pull(self, source: str, result: PullResult) -> None:
-        self.rates.pulled(source, result.bytes, result.seconds - result.lookup_s)
+        if result.blocks:
+            self.rates.pulled(source, result.bytes, result.seconds, result.lookup_s)
         self._metrics.pulled(str(result.reason), result.blocks, result.bytes, result.seconds, result.corrupt)
         level = logging.INFO if result.blocks else logging.DEBUG
         _log.log(level, "pulled %d blocks from %s in %.3f s: %s", result.blocks, source, result.seconds, result.reason)
@@ -190,6 +191,8 @@ class KvSide:
                 self._on_finished(event)
             case link.Load():
                 self._meter.engine_load(now, event.running, event.waiting, event.kv_use)
+            case link.Loaded():
+                self.rates.loaded(event.bytes, event.seconds)
             case link.Corrupt():
                 self._metrics.corrupt.inc(len(event.slots))
             case _:
@@ -309,5 +312,5 @@ class KvSide:
             "served": {name: getattr(served, name) for name in served.__slots__},
             "pulls": {name: getattr(pulled, name) for name in pulled.__slots__},
             "corrupt": stats.corrupt + pulled.corrupt,
-            "rates_bytes_s": self.rates.snapshot(),
+            "rates_bytes_s": self.rates.network(),
         }

@@ -6,14 +6,15 @@
 
 n: tokens to fetch, b: bytes of KV per token, step: the engine only takes blocks in at step boundaries.
 The margin keeps a pull that is hardly worth it, and may fail, from being tried. Rates are learnt: the target
-measures how fast it pulls from each peer and gossips it in its latency vector. The rule is that of
-`kvmigrate.planner`, in a form that costs nothing to evaluate for many pairs.
+measures how fast it pulls from each peer and gossips it in its latency vector. The formula itself is
+`kvmigrate.planner`'s; this adds what routing knows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvmigrate import planner
 from kvmigrate.planner import MARGIN, PRIOR_LOOKUP_S, PRIOR_MEMORY_BYTES_S, PRIOR_NET_BYTES_S
 
 
@@ -32,10 +33,9 @@ class PullModel:
 
     def pull_ms(self, tokens: int, token_bytes: int, rtt_ms: float, net: float) -> float:
         """Milliseconds to fetch `tokens`; `net` bytes per second, 0 = never measured."""
-        size = tokens * token_bytes
-        seconds = size / (net or self.default_net) + size / self.memory
-        return self.lookup_ms + rtt_ms + seconds * 1000 + self.step_ms
+        move_s = planner.move_s(tokens, token_bytes, net or self.default_net, self.memory)
+        return self.lookup_ms + rtt_ms + move_s * 1000 + self.step_ms
 
     def pays(self, pull_ms: float, recompute_ms: float) -> bool:
         """Whether fetching beats computing by the margin."""
-        return pull_ms < self.margin * recompute_ms
+        return planner.pays(pull_ms, recompute_ms, self.margin)
