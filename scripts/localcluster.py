@@ -93,7 +93,7 @@ class LocalNode:
             GRAPEVINE, "start",
             "--name", self.name, "--port", str(self.port),
             *(part for seed in join for part in ("--join", seed)),
-            *self.args, "--", *engine_args,
+            *self.args, *(("--", *engine_args) if engine_args else ()),
         ]  # fmt: skip
         env = {**os.environ, "GRAPEVINE_STATE_DIR": str(self.workdir / self.name), **self.env}
         with self.log.open("ab") as log:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 FORBIDDEN = {"gossip": {"node", "kvmigrate"}, "kvmigrate": {"node", "gossip"}}
 IMPURE = {"asyncio", "socket", "time", "random", "threading", "subprocess", "selectors", "aiohttp", "logging"}
 CORES = ("node/engine/lifecycle.py", "kvmigrate/connector/scheduler.py", "kvmigrate/connector/mirror.py")
-"""Cores that no purity test beside them covers (tests/gossip, tests/kvmigrate and tests/node/routing have their own)."""
+"""Cores that no purity test beside them covers (gossip, kvmigrate and node/routing have one)."""
 
 
 def files(path: Path) -> list[Path]:

@@ -41,8 +41,8 @@ class PoolMirror:
         return len(self._slots.get(block_hash, ())) == self._ranks
 
     def slots(self, block_hash: bytes) -> tuple[SlotRef, ...]:
-        """The slots of a block, one per rank. KeyError when the mirror does not hold it."""
-        return tuple(self._slots[block_hash].values())
+        """The slots of a block, one per rank; none when the mirror does not hold it (a load from nowhere fails)."""
+        return tuple(self._slots.get(block_hash, {}).values())
 
     def prefix(self, hashes: Sequence[bytes], start: int, stop: int) -> int:
         """How many blocks from `start` (at most up to `stop`) are held without a gap."""

@@ -1,12 +1,15 @@
 """Any node answers as one vLLM server would, whichever node's engine does the work."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
+from pathlib import Path
 
+import aiohttp
 import openai
 import pytest
-from localcluster import GRAPEVINE, LocalCluster
+from localcluster import GRAPEVINE, LocalCluster, LocalNode, free_ports
 from openai import AsyncOpenAI
 
 from tests.e2e.client import MODEL, NAMES, Client, events, prose, until
@@ -109,6 +112,31 @@ async def test_the_command_line_shows_the_same_state(cluster: LocalCluster) -> N
     command = [GRAPEVINE, "state", "--json", "--node", cluster["green"].url]
     run = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=True)
     assert {member["name"] for member in json.loads(run.stdout)["members"]} == set(NAMES)
+
+
+async def test_a_node_attaches_to_a_server_that_already_runs(client: Client, tmp_path: Path) -> None:
+    """Any OpenAI-compatible server will do; here it is the cluster itself, seen from a node of another cluster."""
+    (port,) = free_ports(1)
+    engine = client.cluster["green"].url
+    annex = LocalNode("annex", port, tmp_path, ("--no-mdns", "--cluster", "annex", "--engine-url", engine))
+    await annex.start([], [])
+    try:
+
+        async def ready() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with client.session.get(annex.url + "/readyz") as response:
+                    return response.status == 200
+            return False
+
+        await until(ready, 30, "the attached node is ready")
+        async with AsyncOpenAI(base_url=annex.url + "/v1", api_key="none", max_retries=0) as api:
+            assert [model.id async for model in api.models.list()] == [MODEL]
+            answer = await api.completions.create(
+                model=MODEL, prompt="The capital of France is", max_tokens=8, temperature=0
+            )
+            assert "Paris" in answer.choices[0].text
+    finally:
+        await annex.stop()
 
 
 @pytest.mark.parametrize("stream", [True, False])

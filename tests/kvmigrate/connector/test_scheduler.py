@@ -133,6 +133,17 @@ def test_a_load_fills_the_blocks_behind_the_local_hit_from_the_right_slots(bench
     assert ("started", "abc", 100, 2 * BLOCK, 4 * BLOCK) in bench.reports.seen
 
 
+def test_a_block_that_is_dropped_between_match_and_allocation_becomes_a_load_that_fails(bench: Bench) -> None:
+    request = FakeRequest("r", 40)
+    bench.pool_holds([1, 2])
+    bench.half.on_new_request(request)
+    bench.half.matched(request, 0)
+    bench.mirror.drop([block_hash(2)])
+    bench.half.allocated(request, [7, 8, 9], 2 * BLOCK)
+    (job,), _ = bench.half.plan_step({}, paged_blocks)
+    assert [len(load.slots) for load in job.blocks] == [1, 0]
+
+
 def test_a_failed_load_is_not_offered_again_until_a_preemption(bench: Bench) -> None:
     request = FakeRequest("r", 40, rid="abc")
     bench.pool_holds([1, 2])
