@@ -104,7 +104,8 @@ class Reporter:
                 self._ready, self._models = True, event.models
                 self._publish_models()
             case EngineDown():
-                self._say(f"the engine is down ({event.state.value}): {event.reason}")
+                if event.reason:  # a first start and a stop that was asked for have none, and are no news
+                    self._say(f"the engine is {event.state.value}: {event.reason}")
                 self._ready = False
                 self._engine_lost()
                 if event.state in _NOT_COMING_BACK:
