@@ -23,6 +23,7 @@ class Attempts:
         self.deadline = deadline
         self.ticket: Ticket | None = None
         self.joined_at = 0.0
+        self.stood = False
         self.must_wait = False
         self.was_busy = False
         self._bounces = 0
@@ -63,9 +64,11 @@ class Attempts:
         self.must_wait = False
 
     def leave(self, notes: Notes, now: float) -> None:
-        """Leave the line, if we stood in one."""
+        """Leave the line, if we stand in one."""
         if self.ticket is not None:
-            self.ticket.leave()
+            ticket, self.ticket = self.ticket, None
+            self.stood = True
+            ticket.leave()
             notes.waited(now - self.joined_at)
 
     def explain(self, refusal: Refusal) -> Refusal:

@@ -3,7 +3,8 @@
 Rules:
 1. Every attempt rests on a decision made just before it, on the view as it is then.
 2. A target that is full costs one of two bounces; after them the request waits in the bounded room and decides
-   anew whenever something changed (late binding), until its deadline.
+   anew whenever something changed (late binding), until its deadline. It leaves the line as soon as a target has
+   taken it, long before its first byte: whoever stands behind it must not wait for its whole answer.
 3. A target that fails before its first byte is left out for this request, and for all requests for a while
    (`node.peers.Circuits`). After the first byte nothing is tried again here.
 4. An attempt that was opened is ended exactly once, however the client or the target behaves.
@@ -138,7 +139,12 @@ class Dispatcher:
                 continue
             finish = self._cluster.sent(plan)
             try:
-                outcome = await self._runner(plan).open(call, plan, predicted_ms=_begins_after_ms(plan))
+                outcome = await self._runner(plan).open(
+                    call,
+                    plan,
+                    predicted_ms=_begins_after_ms(plan),
+                    admitted=lambda: attempt.leave(self._notes, self._clock()),
+                )
             except BaseException:
                 finish(False)
                 raise
@@ -167,7 +173,7 @@ class Dispatcher:
         if attempt.ticket is None:
             if not attempt.must_wait and not self._room.waiting(line):
                 return
-            attempt.ticket = self._room.join(line)
+            attempt.ticket = self._room.join(line, first=attempt.stood)
             attempt.joined_at = self._clock()
             if attempt.ticket is None:
                 raise Refused(attempt.too_busy("The queue of this node is full."))

@@ -22,6 +22,7 @@ from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import HeaderList, internal
+from node.relay.ports import unnoticed
 from node.relay.upstream import (
     UpstreamAnswer,
     UpstreamError,
@@ -30,6 +31,9 @@ from node.relay.upstream import (
     UpstreamSilentError,
 )
 
+#: A full peer says so at once and one that admits says nothing before its first byte: seconds of silence, a few round
+#: trips, that count as admission.
+ADMITTED_S = 0.05
 #: Longest load header that is looked at: base64 of the longest vector.
 _MAX_LOAD_HEADER = 4 * (load_vector.MAX_BYTES // 3 + 1)
 #: Longest body of a peer's refusal, bytes.
@@ -56,18 +60,23 @@ class PeerRunner:
         self._downs = downs
         self._address_of = address_of
 
-    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
-        """Try the plan's target once."""
+    async def open(
+        self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
+    ) -> Outcome:
+        """Try the plan's target once. A peer that has not refused within `ADMITTED_S` is taken to have admitted it."""
         address = self._address_of(plan.target)
         if address is None:
             return Failed(plan.target, "its address is not known", reached=False)
         limit = self._deadlines.first_byte(stream=call.parsed.stream, predicted_ms=predicted_ms)
+        taken = asyncio.get_running_loop().call_later(ADMITTED_S, admitted)
         try:
             return await self._open(call, plan, address, limit)
         except UpstreamRefusedError as error:
             return Failed(plan.target, str(error), reached=False)
         except UpstreamError as error:
             return Failed(plan.target, str(error), reached=True)
+        finally:
+            taken.cancel()
 
     async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
         request = UpstreamRequest(call.method, PEER_PREFIX + call.target, call.headers, call.parsed.body)

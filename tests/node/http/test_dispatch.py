@@ -164,6 +164,24 @@ async def test_a_request_waits_for_a_place_and_gets_the_first_that_is_free(nodes
     assert len(a.node.room) == 0
 
 
+@pytest.mark.parametrize("entry", ["a", "b"])
+async def test_the_whole_line_moves_up_when_places_become_free(nodes: Cluster, entry: str) -> None:
+    """The first of the line has its place long before its answer begins: nobody waits for that answer."""
+    a, b = await nodes.add("a", max_running=3), await nodes.add("b", models=["other"])
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(a, gate, 3)
+    at = a if entry == "a" else b
+    waiting = [asyncio.create_task(ask(at.port, "POST", CHAT, (), chat())) for _ in range(3)]
+    await at.until(lambda: len(at.node.room) == 3)
+    gate.open(3)
+    assert [(await task).status for task in held] == [200] * 3
+    await a.fake.until(lambda: a.fake.active == 3)
+    await at.until(lambda: len(at.node.room) == 0)
+    gate.open(3)
+    assert [(await task).status for task in waiting] == [200] * 3
+
+
 async def test_a_full_queue_answers_429_with_retry_after(nodes: Cluster) -> None:
     a = await nodes.add("a", max_running=1, max_queue=0)
     gate = Gate()

@@ -105,6 +105,18 @@ async def test_the_first_in_line_is_woken_and_the_next_when_it_leaves() -> None:
     assert len(room) == 0 and not room.waiting("m")
 
 
+async def test_who_lost_the_place_it_was_given_goes_to_the_head_of_the_line() -> None:
+    room = WaitingRoom(3)
+    waiting = room.join("m")
+    back = room.join("m", first=True)
+    assert waiting is not None and back is not None
+    assert back.first and not waiting.first
+    back.leave()
+    assert waiting.first and waiting.woken.is_set()
+    waiting.leave()
+    room.validate()
+
+
 async def test_one_that_gives_up_in_the_middle_of_the_line_holds_up_nobody() -> None:
     room = WaitingRoom(8)
     tickets = [room.join("m") for _ in range(3)]
