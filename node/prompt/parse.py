@@ -82,8 +82,7 @@ def _parse_form(path: str, body: bytes, content_type: str) -> ParsedRequest:
 
 
 def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None) -> ParsedRequest:
-    model = fields.get("model")
-    name = model if isinstance(model, str) and model else None
+    name = _model_name(fields.get("model"))
     text, count, ids, media = _prompt(path, fields)
     cached = not path.rstrip("/").endswith(_NO_CACHE)
     if ids:
@@ -107,6 +106,11 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         answers=_answers(fields),
         refers_to=previous if isinstance(previous, str) else refers_to,
     )
+
+
+def _model_name(value: object) -> str | None:
+    """The model that is asked for. Lone surrogates, that JSON can carry, go into no answer, header or log of ours."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) and value else None
 
 
 def _seed(model: str | None, fields: Fields, ids: bool) -> bytes:

@@ -54,6 +54,15 @@ async def test_an_unknown_model_is_answered_as_openai_does(nodes: Cluster) -> No
     assert answer.one("x-request-id")
 
 
+async def test_a_model_name_that_is_no_text_is_unknown_and_leaves_the_state_readable(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    body = b'{"model": "m\\ud800", "messages": []}'
+    answer = await ask(a.port, "POST", CHAT, (), body)
+    assert answer.status == 404 and error_of(answer)["code"] == "model_not_found"
+    assert (await ask(a.port, "POST", "/route/explain", (), body)).status == 200
+    assert (await ask(a.port, "GET", "/gossip/state")).status == 200
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff\xfe", b"nothing"])
 async def test_a_body_that_is_no_json_object_is_refused(nodes: Cluster, body: bytes) -> None:
     a = await nodes.add("a")
