@@ -268,7 +268,9 @@ async def test_a_restarted_source_costs_nothing_but_a_new_connection(
     assert (await puller.pull(address, range(10), 10)).blocks == 5
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "host:99999", ":", "127.0.0.1:x"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "nonsense", "host:99999", ":", "127.0.0.1:x", "a..b:1", "x" * 64 + ":1", "\u2028:1"]
+)
 async def test_nobody_there_is_no_exception(address: str, puller: Puller) -> None:
     assert (await puller.pull(address, range(5), 5)).reason is Reason.UNREACHABLE
 

@@ -217,10 +217,21 @@ def test_a_meta_from_the_wire_is_good_or_a_remote_error(data: bytes) -> None:
     assert decode_meta(meta.encode()) == meta
 
 
-@pytest.mark.parametrize("http", ["", "host", "host:", "host:x", "a/b:1", "u@h:1", "h?:1"])
-def test_a_meta_with_a_strange_address_is_refused(http: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["host", "host:", "host:x", "a/b:1", "u@h:1", "h?:1", "h:0", "h:65536", "h:\u00b2", "[::1:1", "[z]:1", "h\\:1"],
+)
+def test_a_meta_with_a_strange_address_is_refused(address: str) -> None:
+    for meta in (NodeMeta(address), NodeMeta("host:1", address)):
+        with pytest.raises(RemoteError):
+            decode_meta(meta.encode())
     with pytest.raises(RemoteError):
-        decode_meta(NodeMeta(http).encode())
+        decode_meta(NodeMeta("").encode())
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:8100", "[::1]:8100", "host-a.example:1"])
+def test_a_meta_with_a_usual_address_is_taken(address: str) -> None:
+    assert decode_meta(NodeMeta(address, address).encode()) == NodeMeta(address, address)
 
 
 @given(st.one_of(st.none(), st.text(max_size=3000)))
