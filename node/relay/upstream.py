@@ -65,6 +65,10 @@ class Base:
         """Return the URL of a raw path, without normalising a byte of it."""
         return URL(self.url + target, encoded=True)
 
+    def sent_target(self, target: str) -> str:
+        """Return what the other side sees as its raw path: no fragment, no question mark without a query."""
+        return self.join(target).raw_path_qs
+
 
 class UpstreamAnswer:
     """An answer whose status and headers have arrived."""
@@ -136,7 +140,7 @@ def make_session(
 async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: float) -> UpstreamAnswer:
     """Send ``request`` and wait for the answer's headers. Cancelling the caller closes the connection.
 
-    :raises UpstreamRefusedError: no connection; nothing was sent.
+    :raises UpstreamRefusedError: no connection, or none is possible with that address; nothing was sent.
     :raises UpstreamBrokenError: the connection was cut before the headers were complete.
     :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds.
     """
@@ -156,4 +160,6 @@ async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: f
         raise UpstreamSilentError(f"no answer within {first_byte_s:.1f} s") from error
     except (aiohttp.ClientError, ConnectionError, OSError) as error:
         raise UpstreamBrokenError(describe(error)) from error
+    except ValueError as error:  # a host or port that no URL can have: peers say themselves where they are
+        raise UpstreamRefusedError(f"not an address: {describe(error)}") from error
     return UpstreamAnswer(response)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from node.http.auth import AUTH_HEADER, PeerSigner
+from node.meta import NodeMeta
 from node.peers import PLAN_HEADER
 from node.plan import Plan
 from tests.node.fakes import engine as fake
@@ -58,6 +59,31 @@ async def test_models_follow_the_engine(nodes: Cluster) -> None:
 
 def _models(node: object, name: str) -> set[str]:
     return set(node.registry.describe(name).models)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("target", [CHAT + "?", CHAT + "#part", CHAT + "?#", CHAT + "?a=%20&b=c+d|{}"])
+async def test_a_signed_call_arrives_whatever_the_target_looks_like(nodes: Cluster, target: str) -> None:
+    """A URL loses an empty query and its fragment on the way: the signature is over what arrives."""
+    a = await nodes.add("a", models=["other"], cluster_key="k")
+    b = await nodes.add("b", cluster_key="k")
+    await nodes.agree()
+    answer = await ask(a.port, "POST", target, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "b", answer.body
+    assert b.fake.received[0].target == target.partition("#")[0].removesuffix("?")
+
+
+async def test_a_peer_at_an_impossible_address_is_replaced(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"], cluster_key="k")
+    b, c = await nodes.add("b", cluster_key="k"), await nodes.add("c", cluster_key="k")
+    await nodes.agree()
+    for address in ("a..b:80", "x" * 64 + ":80"):
+        a.node.registry._meta[b.name] = NodeMeta(address)
+        a.node.registry.worked(b.name)
+        for _ in range(4):
+            answer = await ask(a.port, "POST", CHAT, (), chat())
+            assert (answer.status, answer.one("x-grapevine-target")) == (200, c.name), answer.body
+        answer = await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", b.name),), chat())
+        assert answer.status == 503
 
 
 async def test_the_state_shows_every_member_with_a_fresh_load_vector(nodes: Cluster) -> None:
