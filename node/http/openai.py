@@ -63,7 +63,8 @@ class OpenAi:
 
         :raises ApiFailure: it cannot be understood or is too large.
         """
-        if "upgrade" in request.headers.get("Connection", "").lower():
+        # Any other upgrade is an offer that a server may ignore: some clients offer HTTP/2 with every first request.
+        if "websocket" in request.headers.get("Upgrade", "").lower():
             raise ApiFailure(ApiError(501, "no_upgrade", "Protocol upgrades (WebSocket) are not relayed."))
         headers = header_list(request)
         rid = request_id(request)

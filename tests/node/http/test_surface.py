@@ -176,6 +176,15 @@ async def test_a_protocol_upgrade_is_refused(nodes: Cluster) -> None:
     assert (await get(a.port, "/v1/realtime", *headers)).status == 501
 
 
+async def test_an_offer_of_http_2_is_no_error(nodes: Cluster) -> None:
+    """Java's client and `curl --http2` send it with every first request; HTTP/1.1 is the answer."""
+    a = await nodes.add("a")
+    offer = (("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABkAAQAAP__"))
+    answer = await ask(a.port, "POST", CHAT, offer, chat())
+    assert answer.status == 200
+    assert not {"upgrade", "http2-settings"} & {name.lower() for name, _ in a.fake.received[0].headers}
+
+
 # --- admin
 
 
