@@ -97,9 +97,8 @@ class Dispatcher:
             attempt.leave(self._notes, self._clock())
         whole = False
         try:
-            response = await self._relay(call, opened, request)
-            whole = response is not None
-            return response or web.StreamResponse(status=opened.upstream.status)
+            response, whole = await self._relay(call, opened, request)
+            return response
         finally:
             opened.end(whole)
             finish(whole)
@@ -185,8 +184,8 @@ class Dispatcher:
                 attempt.again()
                 return
 
-    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Write the answer; None when it was not whole."""
+    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> tuple[web.StreamResponse, bool]:
+        """Write the answer; returns it and whether it was whole."""
         plan = opened.plan
         headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
         idle_s = self._deadlines.idle_s
@@ -200,11 +199,11 @@ class Dispatcher:
             self._notes.broke(call, plan, "client gone")
             raise
         if relay.error is None:
-            return response
+            return response, True
         self._notes.broke(call, plan, relay.error)
         if plan.target != self._name:
             self._cluster.failed(plan.target, relay.error)
-        return response
+        return response, False
 
 
 def answer_headers(call: Call, plan: Plan) -> HeaderList:
