@@ -56,6 +56,9 @@ class Circuits:
     def __init__(self) -> None:
         self._circuits: dict[str, _Circuit] = {}
 
+    def __len__(self) -> int:
+        return len(self._circuits)
+
     def failed(self, name: str, incarnation: int, now: float) -> None:
         """Note that a call to ``name`` failed before its first byte."""
         circuit = self._circuits.get(name)
@@ -74,10 +77,6 @@ class Circuits:
         """Say whether ``name`` is to be left alone at ``now``."""
         circuit = self._circuits.get(name)
         return circuit is not None and circuit.incarnation == incarnation and now < circuit.until
-
-    def open_names(self, now: float) -> list[str]:
-        """Return the peers avoided at ``now``."""
-        return [name for name, circuit in self._circuits.items() if now < circuit.until]
 
 
 class PeerClient:

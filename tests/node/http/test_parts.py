@@ -152,9 +152,9 @@ def test_a_failing_peer_is_avoided_ever_longer_until_it_works_or_restarts() -> N
     assert spans[0] == pytest.approx(AVOID_FIRST_S) and spans == sorted(spans) and spans[-1] == AVOID_MAX_S
     assert not circuits.avoided("b", 2, now - 0.1)
     circuits.failed("b", 2, now)
-    assert circuits.open_names(now + AVOID_FIRST_S / 2) == ["b"]
+    assert circuits.avoided("b", 2, now + AVOID_FIRST_S / 2) and circuits
     circuits.worked("b")
-    assert not circuits.avoided("b", 2, now) and not circuits.open_names(now)
+    assert not circuits.avoided("b", 2, now) and not circuits
 
 
 # --- publisher
@@ -346,6 +346,15 @@ def test_a_failing_peer_counts_as_suspect_until_its_time_is_over() -> None:
     assert found is not None and found.state is NodeState.SUSPECT
     world.now += AVOID_FIRST_S + 0.1
     found = world.registry.view(parsed).get("b")
+    assert found is not None and found.state is NodeState.ALIVE
+
+
+def test_a_peer_that_was_restarted_starts_clean() -> None:
+    world = World()
+    for _ in range(8):
+        world.registry.failed("b", "refused")
+    world.member(MemberState.ALIVE, incarnation=2)
+    found = world.registry.view(ParsedRequest("/v1/x", "m")).get("b")
     assert found is not None and found.state is NodeState.ALIVE
 
 
