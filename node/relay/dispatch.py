@@ -152,6 +152,8 @@ class Dispatcher:
                 return outcome, finish
             finish(False)
             self._learn(attempt, outcome)
+            if attempt.exhausted:
+                raise Refused(attempt.broken())
 
     def _runner(self, plan: Plan) -> Runner:
         return self._local if plan.target == self._name else self._peers
@@ -164,7 +166,7 @@ class Dispatcher:
             return
         self._notes.retried("failed" if outcome.reached else "refused")
         self._cluster.failed(outcome.target, outcome.why)
-        attempt.fail(outcome.target, outcome.why)
+        attempt.fail(outcome.target, outcome.why, reached=outcome.reached)
 
     async def _wait_turn(self, attempt: Attempts) -> None:
         """Stand in line when somebody of our model waits already, or when every node has refused."""

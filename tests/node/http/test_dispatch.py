@@ -10,8 +10,9 @@ import pytest
 
 from node.engine.events import EngineState
 from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
-from node.plan import Plan
+from node.plan import MAX_VISITED, Plan
 from node.relay import dispatch
+from node.relay.attempts import MAX_BROKEN
 from node.relay.deadlines import Deadlines
 from node.relay.forward import read_load
 from tests.node.fakes import engine as fake
@@ -276,6 +277,30 @@ async def test_when_every_target_fails_the_client_is_told_of_each(nodes: Cluster
     message = str(error_of(answer)["message"])
     assert "a:" in message and "b:" in message
     assert len(a.fake.received) == len(b.fake.received) == 1
+
+
+async def test_a_request_that_breaks_engines_is_not_carried_through_the_whole_cluster(nodes: Cluster) -> None:
+    members = [await nodes.add(name) for name in "abcde"]
+    await nodes.agree()
+    for member in members:
+        member.fake.script = fake.reset
+    answer = await ask(members[0].port, "POST", CHAT, (), chat())
+    assert answer.status == 503 and error_of(answer)["code"] == "no_node_answered"
+    assert sum(len(member.fake.received) for member in members) == MAX_BROKEN
+
+
+async def test_nodes_that_cannot_be_reached_are_each_tried_once(nodes: Cluster) -> None:
+    """More of them than a plan can name: none of them comes up a second time."""
+    a = await nodes.add("a", models=["other"])
+    members = [await nodes.add(f"n{number}") for number in range(MAX_VISITED + 2)]
+    await nodes.agree()
+    for member in members:
+        assert member.node._http is not None
+        await member.node._http.close()
+    async with asyncio.timeout(10):
+        answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 503 and error_of(answer)["code"] == "no_node_answered"
+    assert a.node.metrics.retries.labels("refused")._value.get() == len(members)
 
 
 async def test_a_silent_target_is_left_and_its_work_aborted(nodes: Cluster) -> None:
