@@ -83,18 +83,30 @@ class PeerRunner:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit) as timer:
-                with self._downs.watch(plan.target, lambda: timer.reschedule(loop.time())):
+                with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
                     upstream = await self._client.call(
                         address, request, rid=call.rid, plan=plan.header(), first_byte_s=limit
                     )
                     ours = internal(upstream.headers)
                     if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
-                        await upstream.read_all(_MAX_REFUSAL)  # whole, so that the connection is kept
+                        await _read_refusal(upstream, self._deadlines.exchange_s)
                         return refusal
                     first = await first_piece(upstream, method=call.method, deadline_s=limit)
         except TimeoutError as error:
             raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
         return _opened(plan, upstream, first, ours)
+
+
+async def _read_refusal(upstream: UpstreamAnswer, deadline_s: float) -> None:
+    """Read the body of a refusal whole, so that the connection is kept; what does not come in time is cut."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            await upstream.read_all(_MAX_REFUSAL)
+    except (UpstreamError, TimeoutError):
+        upstream.close()  # its headers said all that matters
+    except BaseException:
+        upstream.close()
+        raise
 
 
 def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, str]) -> Opened:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from node.engine.events import EngineState
+from node.meta import NodeMeta
 from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
 from node.plan import MAX_VISITED, Plan
 from node.relay import dispatch
@@ -301,6 +302,26 @@ async def test_nodes_that_cannot_be_reached_are_each_tried_once(nodes: Cluster) 
         answer = await ask(a.port, "POST", CHAT, (), chat())
     assert answer.status == 503 and error_of(answer)["code"] == "no_node_answered"
     assert a.node.metrics.retries.labels("refused")._value.get() == len(members)
+
+
+async def test_a_refusal_that_never_ends_holds_up_nobody(nodes: Cluster) -> None:
+    """A peer sends the head of its refusal and then nothing: what matters has been said."""
+    a = await nodes.add("a", models=["other"], deadlines=Deadlines(exchange_s=0.1))
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n" + REFUSED_HEADER.encode() + b": gone\r\n\r\n{")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(half, "127.0.0.1", 0) as server:
+        a.node.registry._meta[b.name] = NodeMeta(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with asyncio.timeout(10):
+            answer = await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", b.name),), chat())
+        assert answer.status == 503 and "gone" in str(error_of(answer)["message"])
+        assert (await ask(a.port, "POST", CHAT, (), chat())).one("x-grapevine-target") == c.name
 
 
 async def test_a_silent_target_is_left_and_its_work_aborted(nodes: Cluster) -> None:
