@@ -163,6 +163,18 @@ async def test_what_is_not_there_is_an_error_in_openais_form(
     assert answer.status == status and set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/../admin", "/v1/%2e%2E/x", "/v1/..%2fx", "/v1/a/./b", "/v1/..\\x", "/peer/v1/../x", "/v1/..#/x"]
+)
+async def test_a_path_that_climbs_out_of_the_api_goes_nowhere(nodes: Cluster, path: str) -> None:
+    """An engine behind a gateway would resolve it, and be asked for what lies beside its API, with the node's key."""
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", path, (), chat())
+    assert answer.status == 400 and json.loads(answer.body)["error"]["code"] == "bad_path"
+    assert not a.fake.received
+    assert (await ask(a.port, "POST", "/v1/..x/a.b/%2541", (), chat())).status == 200
+
+
 async def test_head_answers_like_get_without_a_body(nodes: Cluster) -> None:
     a = await nodes.add("a")
     async with connect("127.0.0.1", a.port) as client:
