@@ -259,10 +259,9 @@ class KvSide:
         """The engine went down: its requests are gone, and so is a cache that only it held."""
         self._meter.engine_lost(self._clock())
         self._flights.clear()
-        if self.pool is None:
-            with self._lock:
-                withdrawn = self._digest.clear()
-            self._publish(Changes(withdrawn=withdrawn))
+        with self._lock:
+            withdrawn = self._digest.lost()
+        self._publish(Changes(withdrawn=withdrawn))
 
     # --- from other threads
 

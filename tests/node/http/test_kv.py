@@ -67,6 +67,23 @@ async def pair() -> AsyncIterator[Pair]:
             await connector.close()
 
 
+async def test_what_only_a_lost_engine_held_is_withdrawn_with_a_pool_too(pair: Pair) -> None:
+    """An engine without our connector: the pool is there, and holds nothing of it."""
+    a = await pair.nodes.add("a", kv=True, kv_pool_gib=0.01)
+    await ask(a.port, "POST", CHAT, (), LONG)
+    assert a.node.registry.describe("a").digest_size > 0
+    a.supervisor.down()
+    assert a.node.registry.describe("a").digest_size == 0
+
+
+async def test_what_the_pool_holds_survives_its_engine(pair: Pair) -> None:
+    a = await pair.add("a")
+    await send(a)
+    size = a.node.registry.describe("a").digest_size
+    a.supervisor.down()
+    assert a.node.registry.describe("a").digest_size == size > 0
+
+
 async def send(entry: Member, *headers: tuple[str, str], body: bytes = LONG) -> RawAnswer:
     answer = await ask(entry.port, "POST", CHAT, headers, body)
     assert answer.status == 200, answer.body
