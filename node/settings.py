@@ -127,6 +127,12 @@ class Settings:
                 raise SettingsError(f"{flag(item.name)} {getattr(self, item.name)!r}: use {' or '.join(choices)}")
         for address in self.join:
             addresses.split_address(address)
+        if self.host == "::" and addresses.is_ipv4(self.advertise):
+            # Its sockets speak IPv6 only (gossip, KV), so peers would find nobody at that address.
+            raise SettingsError(
+                f"--host :: listens for IPv6 and --advertise {self.advertise} is an IPv4 address: use --host 0.0.0.0, "
+                "or advertise an IPv6 address"
+            )
         self._check_distinct_ports()
         self._check_engine_url()
         self._check_paths()

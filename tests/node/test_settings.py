@@ -327,3 +327,10 @@ def test_a_directory_for_sockets_is_for_this_user_alone(tmp_path: Path) -> None:
 def test_the_version_is_that_of_the_package() -> None:
     project = tomllib.loads((Path(node.__file__).parents[1] / "pyproject.toml").read_text())
     assert node.__version__ == project["project"]["version"]
+
+
+def test_listening_for_ipv6_alone_is_not_advertised_at_an_ipv4_address() -> None:
+    assert ":" in resolve(["--host", "::"]).advertise
+    with pytest.raises(SettingsError, match=r"--host 0\.0\.0\.0"):
+        make_settings(host="::", advertise="10.0.0.1")
+    assert resolve(["--host", "::", "--advertise", "host-a.example"]).advertise == "host-a.example"

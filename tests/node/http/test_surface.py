@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -23,6 +24,15 @@ from tests.node.http.bodies import CHAT, chat
 async def nodes() -> AsyncIterator[Cluster]:
     async with cluster() as empty:
         yield empty
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
 
 
 async def get(port: int, path: str, *headers: tuple[str, str]) -> RawAnswer:
@@ -84,6 +94,17 @@ async def test_a_peer_at_an_impossible_address_is_replaced(nodes: Cluster) -> No
             assert (answer.status, answer.one("x-grapevine-target")) == (200, c.name), answer.body
         answer = await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", b.name),), chat())
         assert answer.status == 503
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+@pytest.mark.parametrize("host", ["::", "::1"])
+async def test_nodes_that_listen_for_ipv6_find_each_other(nodes: Cluster, host: str) -> None:
+    a = await nodes.add("a", host=host, models=["other"])
+    await nodes.add("b", host=host)
+    await nodes.agree()
+    async with connect("::1", a.port) as client:
+        answer = await client.ask("POST", CHAT, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "b"
 
 
 async def test_the_state_shows_every_member_with_a_fresh_load_vector(nodes: Cluster) -> None:
