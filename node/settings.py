@@ -118,6 +118,8 @@ class Settings:
                     f"{flag(name)} {getattr(self, name)!r}: use 1 to {addresses.MAX_NAME} letters, digits, "
                     "dots, underscores or dashes"
                 )
+        if self.name in (".", ".."):
+            raise SettingsError(f"--name {self.name!r}: the name is also that of a directory, choose another one")
         for name, (least, most) in RANGES.items():
             if not least <= getattr(self, name) <= most:
                 raise SettingsError(f"{flag(name)} {getattr(self, name)}: use a number from {least} to {most}")

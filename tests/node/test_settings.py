@@ -53,7 +53,7 @@ def refused(args: list[str], env: dict[str, str | None] | None = None) -> str:
 
 
 WORD = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=8).filter(
-    lambda word: not word.startswith("-")
+    lambda word: not word.startswith("-") and word not in (".", "..")
 )
 
 
@@ -334,3 +334,9 @@ def test_listening_for_ipv6_alone_is_not_advertised_at_an_ipv4_address() -> None
     with pytest.raises(SettingsError, match=r"--host 0\.0\.0\.0"):
         make_settings(host="::", advertise="10.0.0.1")
     assert resolve(["--host", "::", "--advertise", "host-a.example"]).advertise == "host-a.example"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_is_a_directory_of_others_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="--name"):
+        make_settings(name=name)
