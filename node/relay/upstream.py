@@ -9,6 +9,7 @@ exchange already closed, which aborts the work there.
 from __future__ import annotations
 
 import asyncio
+import io
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,6 +25,9 @@ MAX_HEADER_LINE = 64 * 1024
 
 #: Bytes held per answer before its reader is paused (aiohttp pauses at twice this).
 READ_BUFFER = 64 * 1024
+
+#: Bytes of a body from which it is written in pieces (aiohttp warns beyond).
+LARGE_BODY = 512 * 1024
 
 _NOT_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -137,6 +141,11 @@ def make_session(
     )
 
 
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    """A large body as a file, which is written piece by piece: in one piece it would be copied and stop the loop."""
+    return io.BytesIO(body) if len(body) > LARGE_BODY else body or None
+
+
 async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: float) -> UpstreamAnswer:
     """Send ``request`` and wait for the answer's headers. Cancelling the caller closes the connection.
 
@@ -150,7 +159,7 @@ async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: f
                 request.method,
                 base.join(request.target),
                 headers=CIMultiDict(request.headers),
-                data=request.body or None,
+                data=_payload(request.body),
                 skip_auto_headers=_NOT_OURS,
                 allow_redirects=False,
             )
