@@ -165,7 +165,8 @@ class Dispatcher:
             attempt.bounce(outcome.target)
             return
         self._notes.retried("failed" if outcome.reached else "refused")
-        self._cluster.failed(outcome.target, outcome.why)
+        if not outcome.innocent:
+            self._cluster.failed(outcome.target, outcome.why)
         attempt.fail(outcome.target, outcome.why, reached=outcome.reached)
 
     async def _wait_turn(self, attempt: Attempts) -> None:

@@ -36,6 +36,8 @@ from node.relay.upstream import (
 ADMITTED_S = 0.05
 #: Longest load header that is looked at: base64 of the longest vector.
 _MAX_LOAD_HEADER = 4 * (load_vector.MAX_BYTES // 3 + 1)
+#: Refusals that say nothing about the peer but that its limits are others than ours.
+_OF_THE_REQUEST = frozenset({400, 408, 413, 415, 417})
 #: Longest body of a peer's refusal, bytes.
 _MAX_REFUSAL = 16 * 1024
 #: What the target tells about KV that it pulled; goes on to the client.
@@ -118,7 +120,7 @@ def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | 
     if BUSY_HEADER in ours and status == 429:
         return Busy(target, read_load(ours.get(LOAD_HEADER)))
     if REFUSED_HEADER in ours:
-        return Failed(target, ours[REFUSED_HEADER][:200], reached=True)
+        return Failed(target, ours[REFUSED_HEADER][:200], reached=True, innocent=status in _OF_THE_REQUEST)
     return None
 
 

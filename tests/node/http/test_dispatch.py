@@ -324,6 +324,14 @@ async def test_a_refusal_that_never_ends_holds_up_nobody(nodes: Cluster) -> None
         assert (await ask(a.port, "POST", CHAT, (), chat())).one("x-grapevine-target") == c.name
 
 
+async def test_a_peer_that_refuses_one_request_is_not_avoided_for_others(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", models=["other"]), await nodes.add("b", max_body_mib=1)
+    await nodes.agree()
+    answer = await ask(a.port, "POST", CHAT, (), chat(filler="x" * (2 << 20)))
+    assert answer.status == 503 and "--max-body-mib" in str(error_of(answer)["message"])
+    assert not a.node.registry.describe(b.name).avoided
+
+
 async def test_a_silent_target_is_left_and_its_work_aborted(nodes: Cluster) -> None:
     quick = Deadlines(first_byte_s=0.2)
     a = await nodes.add("a", models=["other"], deadlines=quick)
