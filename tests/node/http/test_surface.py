@@ -71,6 +71,23 @@ def _models(node: object, name: str) -> set[str]:
     return set(node.registry.describe(name).models)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("path", "header", "status"),
+    [
+        (b"/v1/models", b"Authorization: Bearer \xff", 401),
+        (b"/admin/drain", b"Authorization: Bearer \xff", 403),
+        (b"/peer/v1/x", b"x-grapevine-auth: a.\xff", 403),
+    ],
+)
+async def test_a_credential_that_is_no_text_is_a_wrong_one(
+    nodes: Cluster, path: bytes, header: bytes, status: int
+) -> None:
+    a = await nodes.add("a", api_key=("s",), admin_token="t", cluster_key="k")
+    async with connect("127.0.0.1", a.port) as client:
+        client.writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n" + header + b"\r\n\r\n")
+        assert (await client.answer()).status == status
+
+
 @pytest.mark.parametrize("target", [CHAT + "?", CHAT + "#part", CHAT + "?#", CHAT + "?a=%20&b=c+d|{}"])
 async def test_a_signed_call_arrives_whatever_the_target_looks_like(nodes: Cluster, target: str) -> None:
     """A URL loses an empty query and its fragment on the way: the signature is over what arrives."""
