@@ -152,8 +152,7 @@ class Settings:
     def _check_engine_url(self) -> None:
         if not self.engine_url:
             return
-        parts = urlsplit(self.engine_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http_url(self.engine_url):
             raise SettingsError(f"--engine-url {self.engine_url!r}: use a URL such as http://127.0.0.1:8000")
         for name, what in (("engine_args", "arguments after --"), ("model", "--model")):
             if getattr(self, name):
@@ -213,6 +212,16 @@ class Settings:
         shown = (item.name for item in dataclasses.fields(self) if not item.metadata["secret"])
         values = {name: getattr(self, name) for name in shown}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def _is_http_url(url: str) -> bool:
+    """Whether `url` names a host and port that can be asked over HTTP."""
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, a port or a label that cannot be one
+        return False
 
 
 def flag(name: str) -> str:

@@ -227,7 +227,10 @@ def test_a_default_name_is_always_valid(host: str, port: int) -> None:
         assert name.endswith(f"-{port}")
 
 
-@given(st.text(string.ascii_letters + "._-", min_size=1, max_size=64), st.integers(1, 86))
+@given(
+    st.text(string.ascii_letters + "._-", min_size=1, max_size=64).filter(lambda name: name not in (".", "..")),
+    st.integers(1, 86),
+)
 def test_sockets_of_any_name_fit_their_limit(name: str, length: int) -> None:
     told = make_settings(name=name, run_dir="/" + "r" * length)
     for path in (told.engine_socket, told.link_socket):
@@ -340,3 +343,12 @@ def test_listening_for_ipv6_alone_is_not_advertised_at_an_ipv4_address() -> None
 def test_a_name_that_is_a_directory_of_others_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="--name"):
         make_settings(name=name)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://h:99999", "http://h:x", "http://a..b:80", "http://h:0", "ftp://h"]
+)
+def test_an_engine_url_that_cannot_be_asked_is_refused_at_once(url: str) -> None:
+    with pytest.raises(SettingsError, match="--engine-url"):
+        make_settings(engine_url=url)
+    assert make_settings(engine_url="http://[::1]:8000/v1").engine_url
