@@ -213,6 +213,7 @@ async def test_one_pull_serves_all_who_want_the_same_chain(
     results = await asyncio.gather(*(puller.pull(at(server), range(20), 10) for _ in range(8)))
     assert {r.blocks for r in results} == {20}
     assert server.stats().lookups == 1 and puller.stats().joined == 7
+    assert [r.joined for r in results] == [False] + [True] * 7
 
 
 async def test_a_caller_that_goes_away_does_not_break_the_pull_for_others(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -149,6 +150,15 @@ async def test_forced_onto_another_node_the_blocks_are_pulled_before_the_engine_
     assert metrics.pulled_blocks._value.get() == pulled
     assert metrics.actual._value.get() == pulled * kv.BLOCK_TOKENS  # the engine found them: they came first
     assert b.node.vector().rates.get("a", 0) >= 0
+
+
+async def test_requests_that_share_a_pull_count_it_once(pair: Pair) -> None:
+    _, b = await warmed(pair)
+    answers = await asyncio.gather(*(send(b, *force("b", "a")) for _ in range(3)))
+    pulled = {int(answer.one("x-grapevine-pulled-blocks") or 0) for answer in answers}
+    assert b.node.kv.puller is not None and b.node.kv.puller.stats().joined == 2
+    assert pulled == {int(b.node.metrics.pulled_blocks._value.get())} and max(pulled) > 0
+    assert b.node.kv.rates.peer("a").samples == 1
 
 
 async def test_without_a_pull_everything_is_computed_again(pair: Pair) -> None:
