@@ -15,7 +15,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _log = logging.getLogger("grapevine.http")
 
 #: Refusals whose body was not read: the connection cannot be used again.
-_UNREAD = frozenset({408, 413, 417})
+_UNREAD = frozenset({408, 413, 417, 429})
 
 
 class Router:

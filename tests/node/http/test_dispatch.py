@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 from node.engine.events import EngineState
+from node.http import intake
 from node.meta import NodeMeta
 from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
 from node.plan import MAX_VISITED, Plan
@@ -85,6 +87,27 @@ async def test_a_body_that_is_too_large_is_refused_with_413(nodes: Cluster) -> N
 
 def _chunked(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+async def test_the_bodies_that_a_node_holds_are_bounded(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that send most of a large body and then stop hold memory: together no more than the bound."""
+    monkeypatch.setattr(intake, "BODIES", 2)
+    a = await nodes.add("a", max_body_mib=1)
+    size = (1 << 20) - 8
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 20}\r\n\r\n".encode()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect("127.0.0.1", a.port)) for _ in range(3)]
+        for client in clients:
+            client.writer.write(head + b" " * size)
+        first = [asyncio.create_task(client.answer()) for client in clients]
+        done, stalled = await asyncio.wait(first, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert [(task.result().status, error_of(task.result())["code"]) for task in done] == [(429, "too_many_bodies")]
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        # What is small is taken all the time, and the room is there again when the clients are gone.
+        assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
+    assert (await ask(a.port, "POST", CHAT, (), chat(filler="x" * (1 << 19)))).status == 200
 
 
 async def test_no_candidate_names_what_is_missing(nodes: Cluster) -> None:
