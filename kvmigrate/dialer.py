@@ -90,7 +90,11 @@ class Dialer:
 
     def _dial(self, address: str, deadline: Deadline) -> Transport:
         part = deadline.within(self._connect_s)
-        transport = Transport(socket.create_connection(split_address(address), timeout=part.wait()))
+        try:
+            sock = socket.create_connection(split_address(address), timeout=part.wait())
+        except UnicodeError as error:  # what the resolver says of a name with a label that is empty or too long
+            raise LocalError(f"not an address: {address!r}") from error
+        transport = Transport(sock)
         with self._lock:
             self._busy.add(transport)
             closed = self._closed

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -61,6 +61,7 @@ class PullResult:
     present: int = 0
     lookup_s: float = 0.0
     detail: str = ""
+    joined: bool = False  #: another pull did this, and its caller got the same result: count it once
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class Puller:
         started = self._clock()
         chain = tuple(chunks[: wire.MAX_CHUNKS])
         flight = self._flights.get(chain)
+        joined = flight is not None
         if flight is not None:
             with self._lock:
                 self._counts["joined"] += 1
@@ -131,7 +133,8 @@ class Puller:
             flight = self._launch(address, chain, Deadline(self._clock, deadline_s, self._limits.stall_s))
         try:
             # shielded: when this caller goes away, the blocks are still worth having
-            return await asyncio.wait_for(asyncio.shield(flight), deadline_s + _GRACE_S)
+            result = await asyncio.wait_for(asyncio.shield(flight), deadline_s + _GRACE_S)
+            return replace(result, joined=True) if joined else result
         except TimeoutError:
             return PullResult(0, 0, self._clock() - started, Reason.DEADLINE)  # counted when its thread is done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import re
 import secrets
 import socket
@@ -22,6 +23,9 @@ NAME_PATTERN = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_NAME}}}")
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 #: Connections that wait to be accepted.
 BACKLOG = 1024
+#: Family, an address that is reserved for documentation (so it is behind the default route), and this host.
+_V4 = (socket.AF_INET, "192.0.2.1", "127.0.0.1")
+_V6 = (socket.AF_INET6, "2001:db8::1", "::1")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%a-z]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
 
 
@@ -57,13 +61,23 @@ def advertised(host: str) -> str:
     """The address at which peers can reach a server that listens on `host`."""
     if host not in WILDCARD_HOSTS:
         return host
+    family, far, loopback = _V6 if host == "::" else _V4
     # No packet is sent: connecting a UDP socket only asks the kernel which own address a route would use.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    except OSError:
+        return loopback
+
+
+def is_ipv4(host: str) -> bool:
+    """Whether `host` is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def listen_http(host: str, port: int) -> socket.socket:

@@ -126,12 +126,19 @@ class WaitingRoom:
     def __len__(self) -> int:
         return self._count
 
-    def join(self, line: str) -> Ticket | None:
-        """Stand in line, None when the room is full. The caller must `Ticket.leave` in the end."""
+    def join(self, line: str, *, first: bool = False) -> Ticket | None:
+        """Stand in line, None when the room is full. The caller must `Ticket.leave` in the end.
+
+        ``first``: it had its turn already and lost the place it was given; it goes to the head of the line.
+        """
         if self._count >= self.limit:
             return None
         ticket = Ticket(self, line)
-        self._lines.setdefault(line, deque()).append(ticket)
+        waiting = self._lines.setdefault(line, deque())
+        if first:
+            waiting.appendleft(ticket)
+        else:
+            waiting.append(ticket)
         self._count += 1
         return ticket
 

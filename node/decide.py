@@ -15,7 +15,7 @@ import random
 from collections.abc import Sequence
 
 from node.eligible import eligible, live_models, no_model, refuse, sources, status
-from node.plan import MAX_HOPS, MAX_REASON, Plan, Refusal, RouteOptions
+from node.plan import MAX_HOPS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
 from node.view import Candidate, ClusterView, Typical, typical_of
@@ -156,7 +156,7 @@ def _plan(
         reason=reason[:MAX_REASON],
         policy=policy,
         hops=min(MAX_HOPS, options.hops + (cost.name != entry)),
-        visited=options.visited,
+        visited=options.visited[-MAX_VISITED:],
         deadline_s=options.deadline_s,
         costs=choice.costs,
     )

@@ -116,6 +116,13 @@ class PrefixDigest:
             self._drop(chunk)
         return withdrawn
 
+    def lost(self) -> tuple[int, ...]:
+        """The engine went down, and with it a cache of its own. Returns the chunks that only that one held."""
+        withdrawn = tuple(name for name, chunk in self._chunks.items() if chunk.run is None)
+        for name in withdrawn:
+            self._drop(name)
+        return withdrawn
+
     def clear(self) -> tuple[int, ...]:
         """The cache is gone (engine restart, reset). Returns every chunk, now withdrawn."""
         withdrawn = tuple(self._chunks)

@@ -166,6 +166,8 @@ class KvSide:
         return min(max(recompute_s, PULL_MIN_S), PULL_MAX_S)
 
     def _note_pull(self, source: str, result: PullResult) -> None:
+        if result.joined:
+            return  # noted by the request that it was made for, and perhaps from another source than ours
         if result.blocks:
             self.rates.pulled(source, result.bytes, result.seconds, result.lookup_s)
         self._metrics.pulled(str(result.reason), result.blocks, result.bytes, result.seconds, result.corrupt)
@@ -259,10 +261,9 @@ class KvSide:
         """The engine went down: its requests are gone, and so is a cache that only it held."""
         self._meter.engine_lost(self._clock())
         self._flights.clear()
-        if self.pool is None:
-            with self._lock:
-                withdrawn = self._digest.clear()
-            self._publish(Changes(withdrawn=withdrawn))
+        with self._lock:
+            withdrawn = self._digest.lost()
+        self._publish(Changes(withdrawn=withdrawn))
 
     # --- from other threads
 

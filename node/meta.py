@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from node.addresses import MAX_PORT
 from node.errors import RemoteError
 from node.wire import pack, text, unpack_map
 
 #: Gossip's limit for the meta of a member.
 MAX_META = 512
 _MAX_ADDRESS = 160
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _MAX_VERSION = 64
 
 
@@ -29,8 +32,14 @@ class NodeMeta:
 def decode_meta(data: bytes) -> NodeMeta:
     """Unpack a peer's meta. Raises `RemoteError` and nothing else."""
     fields = unpack_map(data, MAX_META, "meta")
-    http = text(fields, "h", _MAX_ADDRESS)
-    host, _, port = http.rpartition(":")
-    if not host or not port.isdigit() or set(http) & set("/@?# "):
+    http, kv = text(fields, "h", _MAX_ADDRESS), text(fields, "k", _MAX_ADDRESS, "")
+    if not _is_address(http):
         raise RemoteError("meta: no HTTP address")
-    return NodeMeta(http, text(fields, "k", _MAX_ADDRESS, ""), text(fields, "v", _MAX_VERSION, ""))
+    if kv and not _is_address(kv):
+        raise RemoteError("meta: no KV address")
+    return NodeMeta(http, kv, text(fields, "v", _MAX_VERSION, ""))
+
+
+def _is_address(value: str) -> bool:
+    match = _ADDRESS.fullmatch(value)
+    return match is not None and 0 < int(match[1]) <= MAX_PORT

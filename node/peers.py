@@ -14,7 +14,14 @@ import aiohttp
 from node.http.auth import AUTH_HEADER, PeerSigner
 from node.relay.deadlines import Deadlines
 from node.relay.headers import REQUEST_ID
-from node.relay.upstream import Base, UpstreamAnswer, UpstreamRequest, make_session, open_upstream
+from node.relay.upstream import (
+    Base,
+    UpstreamAnswer,
+    UpstreamRefusedError,
+    UpstreamRequest,
+    make_session,
+    open_upstream,
+)
 
 PEER_PREFIX = "/peer"
 PEER_HEADER = "x-grapevine-peer"
@@ -49,6 +56,9 @@ class Circuits:
     def __init__(self) -> None:
         self._circuits: dict[str, _Circuit] = {}
 
+    def __len__(self) -> int:
+        return len(self._circuits)
+
     def failed(self, name: str, incarnation: int, now: float) -> None:
         """Note that a call to ``name`` failed before its first byte."""
         circuit = self._circuits.get(name)
@@ -67,10 +77,6 @@ class Circuits:
         """Say whether ``name`` is to be left alone at ``now``."""
         circuit = self._circuits.get(name)
         return circuit is not None and circuit.incarnation == incarnation and now < circuit.until
-
-    def open_names(self, now: float) -> list[str]:
-        """Return the peers avoided at ``now``."""
-        return [name for name, circuit in self._circuits.items() if now < circuit.until]
 
 
 class PeerClient:
@@ -101,9 +107,13 @@ class PeerClient:
         :raises UpstreamError: it refused, broke off, or was silent; see `node.relay.upstream`.
         """
         assert self._session is not None, "the client was not started"
+        base = Base(self._session, f"http://{address}")
         headers = [*request.headers, (PEER_HEADER, self._name), (PLAN_HEADER, plan), (REQUEST_ID, rid)]
         if self._signer.enabled:
-            headers.append((AUTH_HEADER, self._signer.sign(request.method, request.target, rid, plan)))
+            try:
+                target = base.sent_target(request.target)
+            except ValueError as error:
+                raise UpstreamRefusedError(f"{address} is not an address: {error}") from error
+            headers.append((AUTH_HEADER, self._signer.sign(request.method, target, rid, plan)))
         sent = UpstreamRequest(request.method, request.target, headers, request.body)
-        base = Base(self._session, f"http://{address}")
         return await open_upstream(base, sent, first_byte_s=first_byte_s)

@@ -22,7 +22,8 @@ from node.wire import name as node_name
 #: Longest header value that we write or read.
 MAX_HEADER = 4096
 
-#: Nodes that one request may have been refused by, and hops it may have made: entry, target, two bounces.
+#: Nodes that refused a request, as far as its plan names them (the last ones), and hops it may have made: entry,
+#: target, two bounces.
 MAX_VISITED = 8
 MAX_HOPS = 4
 

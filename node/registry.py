@@ -129,11 +129,12 @@ class Registry:
         """Return the candidates for a request, now."""
         now = self._clock()
         view = self.roster.view(parsed.chunks, self._own_load(), now)
-        avoided = set(self.circuits.open_names(now))
-        if not avoided:
+        if not self.circuits:
             return view
         candidates = tuple(
-            replace(c, state=NodeState.SUSPECT) if c.name in avoided and c.state is NodeState.ALIVE else c
+            replace(c, state=NodeState.SUSPECT)
+            if c.state is NodeState.ALIVE and self.circuits.avoided(c.name, c.incarnation, now)
+            else c
             for c in view.candidates
         )
         return replace(view, candidates=candidates)

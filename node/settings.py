@@ -118,6 +118,8 @@ class Settings:
                     f"{flag(name)} {getattr(self, name)!r}: use 1 to {addresses.MAX_NAME} letters, digits, "
                     "dots, underscores or dashes"
                 )
+        if self.name in (".", ".."):
+            raise SettingsError(f"--name {self.name!r}: the name is also that of a directory, choose another one")
         for name, (least, most) in RANGES.items():
             if not least <= getattr(self, name) <= most:
                 raise SettingsError(f"{flag(name)} {getattr(self, name)}: use a number from {least} to {most}")
@@ -127,6 +129,12 @@ class Settings:
                 raise SettingsError(f"{flag(item.name)} {getattr(self, item.name)!r}: use {' or '.join(choices)}")
         for address in self.join:
             addresses.split_address(address)
+        if self.host == "::" and addresses.is_ipv4(self.advertise):
+            # Its sockets speak IPv6 only (gossip, KV), so peers would find nobody at that address.
+            raise SettingsError(
+                f"--host :: listens for IPv6 and --advertise {self.advertise} is an IPv4 address: use --host 0.0.0.0, "
+                "or advertise an IPv6 address"
+            )
         self._check_distinct_ports()
         self._check_engine_url()
         self._check_paths()
@@ -144,8 +152,7 @@ class Settings:
     def _check_engine_url(self) -> None:
         if not self.engine_url:
             return
-        parts = urlsplit(self.engine_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_http_url(self.engine_url):
             raise SettingsError(f"--engine-url {self.engine_url!r}: use a URL such as http://127.0.0.1:8000")
         for name, what in (("engine_args", "arguments after --"), ("model", "--model")):
             if getattr(self, name):
@@ -205,6 +212,16 @@ class Settings:
         shown = (item.name for item in dataclasses.fields(self) if not item.metadata["secret"])
         values = {name: getattr(self, name) for name in shown}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def _is_http_url(url: str) -> bool:
+    """Whether `url` names a host and port that can be asked over HTTP."""
+    try:
+        parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, a port or a label that cannot be one
+        return False
 
 
 def flag(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from node.http.admin import Admin
 from node.http.explain import Explain
 from node.http.health import HealthRoutes
+from node.http.intake import BodyRoom
 from node.http.openai import OpenAi
 from node.http.peer import PeerRoutes
 from node.http.server import Routes
@@ -29,7 +30,8 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     """Return every route of a node whose parts are all made."""
     settings, registry, metrics = node.settings, node.registry, node.metrics
     metrics.watch(lambda: gauges(node))
-    openai = OpenAi(settings, registry, node.dispatcher, clock)
+    bodies = BodyRoom(settings.max_body_mib)
+    openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
     return Routes(
         openai=openai,
         explain=Explain(openai, node.dispatcher, clock),
@@ -40,6 +42,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             local=node.local,
             metrics=metrics,
             deadlines=node.deadlines,
+            bodies=bodies,
             vector=node.reporter.vector,
             clock=clock,
         ),

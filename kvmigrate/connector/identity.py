@@ -35,6 +35,8 @@ def refusal(vllm_config: Any, kv_cache_config: Any) -> str:
         return "speculative decoding keeps draft KV that the pool does not carry"
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         return "pipeline parallelism spreads a block's layers over ranks that the pool does not join"
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        return "data parallelism makes several engines of one, and the pool beside a node is for one"
     if vllm_config.parallel_config.decode_context_parallel_size > 1:
         return "decode context parallelism spreads a block's tokens over ranks that the pool does not join"
     groups = kv_cache_config.kv_cache_groups

@@ -175,6 +175,10 @@ class EngineLink:
         if session.hello is not None:
             raise RemoteError("said hello twice")
         session.hello = hello
+        if hello.role is m.Role.SCHEDULER and hello.supported:
+            # It came back before we noticed that it was gone: the end of its old connection is no news any more.
+            for other in [s for s in self._sessions if s is not session and s.role is m.Role.SCHEDULER]:
+                self._replace(other)
         if not hello.supported:
             session.send_pool("", self._pool.header, hello.why)
             self._why = hello.why
@@ -208,7 +212,7 @@ class EngineLink:
             self._why = "not all workers of the engine are connected yet"
 
     def _replace(self, session: Session) -> None:
-        """Cut a worker whose place is taken: the engine before this one, or the same rank's broken connection."""
+        """Cut one whose place is taken: of the engine before this one, or the same half's broken connection."""
         self._pool.reclaim(session.name)
         session.hello, session.told = None, False  # so that its end is not told: its successor is here
         session.abort()

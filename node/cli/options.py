@@ -146,7 +146,7 @@ def read_config(path: Path) -> dict[str, Any]:
         loaded = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise click.BadParameter(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.BadParameter(f"{path} is no TOML: {error}") from error
     values: dict[str, Any] = {}
     for key, value in loaded.items():

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 #: Long names of the short flags that matter to us.
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-cc": "--compilation-config"}
+_SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-cc": "--compilation-config",
+}
 
 
 def flags_of(args: Sequence[str]) -> set[str]:

@@ -137,7 +137,8 @@ def _own_flags(settings: Settings, model: str, address: EngineAddress) -> list[l
     names = served_names(settings, option(settings.engine_args, "--model") or model)
     if names:
         flags.append(["--served-model-name", *names])
-    if settings.kv:
+    # Data parallel ranks are engines of their own, and do not know it of each other: the link and the pool are for one.
+    if settings.kv and _whole(option(settings.engine_args, "--data-parallel-size")) == 1:
         flags.append(["--kv-transfer-config", json.dumps(_kv_transfer(settings), separators=(",", ":"))])
     return flags
 

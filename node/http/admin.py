@@ -12,7 +12,7 @@ from node.addresses import split_address
 from node.errors import SettingsError
 from node.http.auth import check_admin
 from node.http.errors import ApiError, ApiFailure, json_response
-from node.http.intake import read_body
+from node.http.intake import BodyRoom, read_body
 from node.http.router import Handler, Router
 
 _MAX_BODY_MIB = 1
@@ -74,7 +74,8 @@ class Admin:
         return json_response({"leaving": True, "active": self._active()}, status=202)
 
     async def _join(self, request: web.BaseRequest) -> web.Response:
-        addresses = _addresses(await read_body(request, _MAX_BODY_MIB))
+        with BodyRoom(_MAX_BODY_MIB).hold() as held:
+            addresses = _addresses(await read_body(request, _MAX_BODY_MIB, held))
         self._control.join(addresses)
         return json_response({"dialled": addresses}, status=202)
 

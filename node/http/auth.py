@@ -31,8 +31,13 @@ def matches(given: str, wanted: Sequence[str]) -> bool:
     """Compare with every wanted secret, in a time that tells nothing."""
     found = False
     for secret in wanted:
-        found |= hmac.compare_digest(given.encode(), secret.encode())
+        found |= hmac.compare_digest(_bytes(given), _bytes(secret))
     return found
+
+
+def _bytes(text: str) -> bytes:
+    """Return a header's text as it was on the wire, whatever it held."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def check_client(authorization: str | None, keys: Sequence[str]) -> ApiError | None:
@@ -82,10 +87,10 @@ class PeerSigner:
         nonce, _, mac = header.partition(".")
         if not nonce or not mac or len(header) > _MAX_AUTH:
             return False
-        return hmac.compare_digest(mac.encode(), self._mac(nonce, method, target, rid, plan).encode())
+        return hmac.compare_digest(_bytes(mac), _bytes(self._mac(nonce, method, target, rid, plan)))
 
     def _mac(self, *parts: str) -> str:
-        text = b"\0".join(part.encode("utf-8", "surrogateescape") for part in parts)
+        text = b"\0".join(map(_bytes, parts))
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
 

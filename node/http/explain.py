@@ -27,6 +27,7 @@ class Explain:
         """Decide and tell. 200 also for a refusal: the question was answered."""
         self._openai.authorize(request)
         path = request.query.get("path") or _DEFAULT_PATH
-        call = await self._openai.take(request, path, self._clock())
-        decision, view = self._dispatcher.explain(call.parsed, call.options)
-        return json_response(explain(view, call.parsed, decision))
+        with self._openai.bodies.hold() as held:
+            call = await self._openai.take(request, path, self._clock(), held)
+            decision, view = self._dispatcher.explain(call.parsed, call.options)
+            return json_response(explain(view, call.parsed, decision))

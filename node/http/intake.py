@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import HttpVersion11, web
 
@@ -15,7 +17,51 @@ from node.relay.headers import HeaderList, valid_request_id
 #: Seconds between two pieces of a body; a client that sends slower than this holds memory for nothing.
 BODY_IDLE_S = 30.0
 
+#: Seconds for a body as a whole: one that trickles must not be held for ever either.
+BODY_MAX_S = 600.0
+#: Bodies of the largest size that are held at a time, all clients together.
+BODIES = 16
+#: Bytes of each body that do not count: usual prompts are below, and must not suffer from somebody's large ones.
+UNCOUNTED = 256 * 1024
+
 _MIB = 1024 * 1024
+
+
+class BodyRoom:
+    """Bytes of large request bodies that the node holds: each until its request is answered."""
+
+    def __init__(self, max_body_mib: int) -> None:
+        self.limit = BODIES * max_body_mib * _MIB
+        self.used = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[Held]:
+        """Hold one body within the block."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            self.used -= held.counted
+
+
+class Held:
+    """One body's share of the room."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self.counted = 0
+
+    def grow(self, size: int) -> None:
+        """The body has ``size`` bytes now.
+
+        :raises ApiFailure: 429, there is no room.
+        """
+        more = max(0, size - UNCOUNTED) - self.counted
+        if self._room.used + more > self._room.limit:
+            message = "The node holds too many large request bodies. Try again later."
+            raise ApiFailure(ApiError(429, "too_many_bodies", message, retry_after_s=1))
+        self._room.used += more
+        self.counted += more
 
 
 def header_list(request: web.BaseRequest) -> HeaderList:
@@ -34,10 +80,11 @@ def request_id(request: web.BaseRequest) -> str:
     return uuid.uuid4().hex
 
 
-async def read_body(request: web.BaseRequest, limit_mib: int) -> bytes:
+async def read_body(request: web.BaseRequest, limit_mib: int, held: Held) -> bytes:
     """Read the whole body.
 
-    :raises ApiFailure: 413 when it is larger than ``limit_mib``, 408 when it stops coming, 400 when it is cut.
+    :raises ApiFailure: 413 when it is larger than ``limit_mib``, 429 when the node holds too many, 408 when it stops
+        coming, 400 when it is cut.
     """
     limit = limit_mib * _MIB
     if (request.content_length or 0) > limit:
@@ -48,12 +95,14 @@ async def read_body(request: web.BaseRequest, limit_mib: int) -> bytes:
     try:
         async with asyncio.timeout(BODY_IDLE_S) as timer:
             clock = asyncio.get_running_loop().time
+            end = clock() + BODY_MAX_S
             while piece := await request.content.readany():
                 size += len(piece)
                 if size > limit:
                     raise _too_large(limit_mib)
+                held.grow(size)
                 parts.append(piece)
-                timer.reschedule(clock() + BODY_IDLE_S)
+                timer.reschedule(min(end, clock() + BODY_IDLE_S))
     except TimeoutError as error:
         raise ApiFailure(ApiError(408, "body_timeout", "The request body stopped coming.")) from error
     except web.RequestPayloadError as error:

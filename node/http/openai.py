@@ -9,7 +9,7 @@ from aiohttp import web
 
 from node.http.auth import check_client
 from node.http.errors import ApiError, ApiFailure, json_response, model_not_found
-from node.http.intake import header_list, parse, read_body, request_id
+from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.http.options import read_options
 from node.plan import Refusal
 from node.registry import Registry
@@ -29,8 +29,10 @@ class OpenAi:
         settings: Settings,
         registry: Registry,
         dispatcher: Dispatcher,
+        bodies: BodyRoom,
         clock: Callable[[], float],
     ) -> None:
+        self.bodies = bodies
         self._settings = settings
         self._registry = registry
         self._dispatcher = dispatcher
@@ -52,23 +54,25 @@ class OpenAi:
         path = request.raw_path.partition("?")[0]
         if request.method in {"GET", "HEAD"} and (path == _MODELS or path.startswith(_MODELS + "/")):
             return self._models(request, path)
-        call = await self.take(request, path, arrived)
-        try:
-            return await self._dispatcher.run(call, request)
-        except Refused as refused:
-            return refusal_response(refused.refusal, call.rid)
+        with self.bodies.hold() as held:
+            call = await self.take(request, path, arrived, held)
+            try:
+                return await self._dispatcher.run(call, request)
+            except Refused as refused:
+                return refusal_response(refused.refusal, call.rid)
 
-    async def take(self, request: web.BaseRequest, path: str, arrived: float) -> Call:
+    async def take(self, request: web.BaseRequest, path: str, arrived: float, held: Held) -> Call:
         """Read a client's request whole.
 
         :raises ApiFailure: it cannot be understood or is too large.
         """
-        if "upgrade" in request.headers.get("Connection", "").lower():
+        # Any other upgrade is an offer that a server may ignore: some clients offer HTTP/2 with every first request.
+        if "websocket" in request.headers.get("Upgrade", "").lower():
             raise ApiFailure(ApiError(501, "no_upgrade", "Protocol upgrades (WebSocket) are not relayed."))
         headers = header_list(request)
         rid = request_id(request)
         options = read_options(internal(headers), self._registry.known, rid=rid)
-        body = await read_body(request, self._settings.max_body_mib)
+        body = await read_body(request, self._settings.max_body_mib, held)
         # Parsing a large body takes milliseconds: off the loop, so that streams do not stutter.
         if len(body) > _LARGE_BODY:
             parsed = await asyncio.to_thread(parse, request, path, body)

@@ -16,7 +16,7 @@ from aiohttp import web
 from node.errors import RemoteError
 from node.http.auth import AUTH_HEADER, PeerSigner, check_peer
 from node.http.errors import ApiError, ApiFailure
-from node.http.intake import header_list, parse, read_body, request_id
+from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.load import LoadVector
 from node.metrics import Metrics
 from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
@@ -43,6 +43,7 @@ class PeerRoutes:
         local: Runner,
         metrics: Metrics,
         deadlines: Deadlines,
+        bodies: BodyRoom,
         vector: Callable[[], LoadVector],
         clock: Callable[[], float],
     ) -> None:
@@ -52,17 +53,24 @@ class PeerRoutes:
         self._local = local
         self._metrics = metrics
         self._deadlines = deadlines
+        self._bodies = bodies
         self._vector = vector
         self._clock = clock
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Run a forwarded request, or refuse it."""
         arrived = self._clock()
-        try:
-            plan = self._check(request)
-            call = await self._take(request, arrived, plan)
-        except ApiFailure as failure:
-            return self._refuse(failure.error)
+        with self._bodies.hold() as held:
+            try:
+                plan = self._check(request)
+                call = await self._take(request, arrived, plan, held)
+            except ApiFailure as failure:
+                if failure.error.status == 429:
+                    return self._busy(Busy(self._settings.name), request_read=False)
+                return self._refuse(failure.error)
+            return await self._run(call, plan, request)
+
+    async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
         outcome = await self._local.open(call, plan, predicted_ms=0.0)
         if isinstance(outcome, Busy):
             return self._busy(outcome)
@@ -94,9 +102,9 @@ class PeerRoutes:
             raise ApiFailure(ApiError(503, "model_gone", f"This node does not serve {plan.model!r} now."))
         return plan
 
-    async def _take(self, request: web.BaseRequest, arrived: float, plan: Plan) -> Call:
+    async def _take(self, request: web.BaseRequest, arrived: float, plan: Plan, held: Held) -> Call:
         target = request.raw_path.removeprefix(PEER_PREFIX)
-        body = await read_body(request, self._settings.max_body_mib)
+        body = await read_body(request, self._settings.max_body_mib, held)
         parsed = parse(request, target.partition("?")[0], body)
         headers = for_upstream(header_list(request))
         options = RouteOptions(rid=plan.rid)
@@ -114,10 +122,13 @@ class PeerRoutes:
             opened.end(whole)
         return response
 
-    def _busy(self, busy: Busy) -> web.Response:
+    def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:
         self._metrics.served.labels("busy").inc()
         headers = {BUSY_HEADER: "1", LOAD_HEADER: write_load(busy.load or self._vector())}
-        return ApiError(429, "node_busy", "This node is full.").response(headers)
+        response = ApiError(429, "node_busy", "This node is full.").response(headers)
+        if not request_read:
+            response.force_close()
+        return response
 
     def _refuse(self, error: ApiError) -> web.Response:
         self._metrics.served.labels("refused").inc()

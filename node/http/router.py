@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -14,7 +15,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _log = logging.getLogger("grapevine.http")
 
 #: Refusals whose body was not read: the connection cannot be used again.
-_UNREAD = frozenset({408, 413, 417})
+_UNREAD = frozenset({408, 413, 417, 429})
 
 
 class Router:
@@ -55,6 +56,9 @@ class Router:
 
     def _find(self, request: web.BaseRequest) -> Handler:
         path = request.raw_path.partition("?")[0]
+        if _climbs(path):
+            # We match what was sent, a server behind us may match what it means: nothing outside of /v1 is for clients.
+            raise ApiFailure(ApiError(400, "bad_path", "The path must not hold the segments `.` and `..`."))
         methods = self._exact.get(path)
         if methods is not None:
             return self._of_method(request, methods)
@@ -71,3 +75,11 @@ class Router:
             allowed = ", ".join(sorted(methods))
             raise ApiFailure(ApiError(405, "method_not_allowed", f"Use {allowed} here."))
         return handler
+
+
+def _climbs(path: str) -> bool:
+    """Say whether a path has dot segments, also as a server may see it that decodes before it resolves them."""
+    if "." not in path and "%" not in path:
+        return False
+    segments = unquote(path.partition("#")[0]).replace("\\", "/").split("/")
+    return "." in segments or ".." in segments

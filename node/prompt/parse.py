@@ -18,7 +18,7 @@ from node.chunks import chunk_hashes, chunk_seed
 from node.errors import BadRequest
 from node.prompt.multipart import form_fields
 from node.prompt.request import MEDIA_TOKENS, TYPICAL_BYTES_PER_TOKEN, ParsedRequest
-from node.prompt.splice import carries_kv_params
+from node.prompt.splice import carries_kv_params, splice
 from node.prompt.text import TOKEN_BYTES, Canonical, Fields, dump, pack_tokens
 
 #: Endpoints whose work is done without a prefill.
@@ -82,14 +82,16 @@ def _parse_form(path: str, body: bytes, content_type: str) -> ParsedRequest:
 
 
 def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None) -> ParsedRequest:
-    model = fields.get("model")
-    name = model if isinstance(model, str) and model else None
+    name = _model_name(fields.get("model"))
     text, count, ids, media = _prompt(path, fields)
     cached = not path.rstrip("/").endswith(_NO_CACHE)
     if ids:
         tokens = len(text) // TOKEN_BYTES if count == 1 else _count_ids(fields)
     else:
         tokens = round(_all_bytes(fields, text, count) / TYPICAL_BYTES_PER_TOKEN) + media * MEDIA_TOKENS
+    strip = carries_kv_params(dict(fields))
+    if strip:
+        _check_depth(body)
     previous = fields.get("previous_response_id")
     return ParsedRequest(
         path=path,
@@ -101,12 +103,25 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         exact_tokens=ids,
         max_tokens=_limit(fields),
         body=body,
-        has_kv_params=carries_kv_params(dict(fields)),
+        has_kv_params=strip,
         is_json=True,
         prompts=count,
         answers=_answers(fields),
         refers_to=previous if isinstance(previous, str) else refers_to,
     )
+
+
+def _check_depth(body: bytes) -> None:
+    """Refuse here what could not be written again without its transfer parameters."""
+    try:
+        splice(body, None, has_kv_params=True)
+    except RecursionError as error:
+        raise BadRequest("The request body is nested too deep.") from error
+
+
+def _model_name(value: object) -> str | None:
+    """The model that is asked for. Lone surrogates, that JSON can carry, go into no answer, header or log of ours."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) and value else None
 
 
 def _seed(model: str | None, fields: Fields, ids: bool) -> bytes:

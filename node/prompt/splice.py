@@ -35,6 +35,8 @@ def splice(body: bytes, rid: str | None, *, has_kv_params: bool) -> bytes:
         body = _strip(body)
     if rid is None:
         return body
+    if not json.detect_encoding(body).startswith("utf-8"):
+        body = _strip(body)  # the engine takes UTF-16 too: what we insert is UTF-8, so the rest must be
     brace = body.index(b"{") + 1
     inserted = b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": {"rid": rid}}))
     if not _is_empty(body, brace):

@@ -88,7 +88,9 @@ class Watchdog:
             self._timer.reschedule(now + self._idle_s + _WATCH_STEP_S)
 
     def hurry(self, grace_s: float) -> None:
-        """Fire after ``grace_s`` seconds unless something moves before."""
+        """Fire after ``grace_s`` seconds unless something moves before. Too late is no error: it has fired."""
+        if self._timer.expired():
+            return
         self._moved = float("-inf")
         self._timer.reschedule(self._loop.time() + grace_s)
 
@@ -127,7 +129,6 @@ class Relay:
         try:
             await response.prepare(self._request)
             await self._copy(response, first)
-            await response.write_eof()
         except UpstreamError as error:
             self.error = str(error)
             await self._end_broken(response)
@@ -147,6 +148,8 @@ class Relay:
                     await response.write(piece)
                     self._writing = False
                     piece = await self._upstream.read()
+                self._writing = True
+                await response.write_eof()  # waits for the client like any other write
         except TimeoutError as error:
             if self._writing:
                 raise ConnectionResetError("the client took nothing for too long") from error

@@ -67,11 +67,15 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The target could not begin. ``why`` is for people; ``reached`` is False when nothing was sent to it."""
+    """The target could not begin. ``why`` is for people; ``reached`` is False when nothing was sent to it.
+
+    ``innocent``: it refused this very request, and would take another one.
+    """
 
     target: str
     why: str
     reached: bool
+    innocent: bool = False
 
 
 Outcome = Opened | Busy | Failed

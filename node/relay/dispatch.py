@@ -3,7 +3,8 @@
 Rules:
 1. Every attempt rests on a decision made just before it, on the view as it is then.
 2. A target that is full costs one of two bounces; after them the request waits in the bounded room and decides
-   anew whenever something changed (late binding), until its deadline.
+   anew whenever something changed (late binding), until its deadline. It leaves the line as soon as a target has
+   taken it, long before its first byte: whoever stands behind it must not wait for its whole answer.
 3. A target that fails before its first byte is left out for this request, and for all requests for a while
    (`node.peers.Circuits`). After the first byte nothing is tried again here.
 4. An attempt that was opened is ended exactly once, however the client or the target behaves.
@@ -96,9 +97,8 @@ class Dispatcher:
             attempt.leave(self._notes, self._clock())
         whole = False
         try:
-            response = await self._relay(call, opened, request)
-            whole = response is not None
-            return response or web.StreamResponse(status=opened.upstream.status)
+            response, whole = await self._relay(call, opened, request)
+            return response
         finally:
             opened.end(whole)
             finish(whole)
@@ -138,7 +138,12 @@ class Dispatcher:
                 continue
             finish = self._cluster.sent(plan)
             try:
-                outcome = await self._runner(plan).open(call, plan, predicted_ms=_begins_after_ms(plan))
+                outcome = await self._runner(plan).open(
+                    call,
+                    plan,
+                    predicted_ms=_begins_after_ms(plan),
+                    admitted=lambda: attempt.leave(self._notes, self._clock()),
+                )
             except BaseException:
                 finish(False)
                 raise
@@ -147,6 +152,8 @@ class Dispatcher:
                 return outcome, finish
             finish(False)
             self._learn(attempt, outcome)
+            if attempt.exhausted:
+                raise Refused(attempt.broken())
 
     def _runner(self, plan: Plan) -> Runner:
         return self._local if plan.target == self._name else self._peers
@@ -158,8 +165,9 @@ class Dispatcher:
             attempt.bounce(outcome.target)
             return
         self._notes.retried("failed" if outcome.reached else "refused")
-        self._cluster.failed(outcome.target, outcome.why)
-        attempt.fail(outcome.target, outcome.why)
+        if not outcome.innocent:
+            self._cluster.failed(outcome.target, outcome.why)
+        attempt.fail(outcome.target, outcome.why, reached=outcome.reached)
 
     async def _wait_turn(self, attempt: Attempts) -> None:
         """Stand in line when somebody of our model waits already, or when every node has refused."""
@@ -167,7 +175,7 @@ class Dispatcher:
         if attempt.ticket is None:
             if not attempt.must_wait and not self._room.waiting(line):
                 return
-            attempt.ticket = self._room.join(line)
+            attempt.ticket = self._room.join(line, first=attempt.stood)
             attempt.joined_at = self._clock()
             if attempt.ticket is None:
                 raise Refused(attempt.too_busy("The queue of this node is full."))
@@ -179,8 +187,8 @@ class Dispatcher:
                 attempt.again()
                 return
 
-    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Write the answer; None when it was not whole."""
+    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> tuple[web.StreamResponse, bool]:
+        """Write the answer; returns it and whether it was whole."""
         plan = opened.plan
         headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
         idle_s = self._deadlines.idle_s
@@ -194,11 +202,11 @@ class Dispatcher:
             self._notes.broke(call, plan, "client gone")
             raise
         if relay.error is None:
-            return response
+            return response, True
         self._notes.broke(call, plan, relay.error)
         if plan.target != self._name:
             self._cluster.failed(plan.target, relay.error)
-        return response
+        return response, False
 
 
 def answer_headers(call: Call, plan: Plan) -> HeaderList:

@@ -22,6 +22,7 @@ from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import HeaderList, internal
+from node.relay.ports import unnoticed
 from node.relay.upstream import (
     UpstreamAnswer,
     UpstreamError,
@@ -30,8 +31,13 @@ from node.relay.upstream import (
     UpstreamSilentError,
 )
 
+#: A full peer says so at once and one that admits says nothing before its first byte: seconds of silence, a few round
+#: trips, that count as admission.
+ADMITTED_S = 0.05
 #: Longest load header that is looked at: base64 of the longest vector.
 _MAX_LOAD_HEADER = 4 * (load_vector.MAX_BYTES // 3 + 1)
+#: Refusals that say nothing about the peer but that its limits are others than ours.
+_OF_THE_REQUEST = frozenset({400, 408, 413, 415, 417})
 #: Longest body of a peer's refusal, bytes.
 _MAX_REFUSAL = 16 * 1024
 #: What the target tells about KV that it pulled; goes on to the client.
@@ -56,36 +62,53 @@ class PeerRunner:
         self._downs = downs
         self._address_of = address_of
 
-    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
-        """Try the plan's target once."""
+    async def open(
+        self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
+    ) -> Outcome:
+        """Try the plan's target once. A peer that has not refused within `ADMITTED_S` is taken to have admitted it."""
         address = self._address_of(plan.target)
         if address is None:
             return Failed(plan.target, "its address is not known", reached=False)
         limit = self._deadlines.first_byte(stream=call.parsed.stream, predicted_ms=predicted_ms)
+        taken = asyncio.get_running_loop().call_later(ADMITTED_S, admitted)
         try:
             return await self._open(call, plan, address, limit)
         except UpstreamRefusedError as error:
             return Failed(plan.target, str(error), reached=False)
         except UpstreamError as error:
             return Failed(plan.target, str(error), reached=True)
+        finally:
+            taken.cancel()
 
     async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
         request = UpstreamRequest(call.method, PEER_PREFIX + call.target, call.headers, call.parsed.body)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit) as timer:
-                with self._downs.watch(plan.target, lambda: timer.reschedule(loop.time())):
+                with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
                     upstream = await self._client.call(
                         address, request, rid=call.rid, plan=plan.header(), first_byte_s=limit
                     )
                     ours = internal(upstream.headers)
                     if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
-                        await upstream.read_all(_MAX_REFUSAL)  # whole, so that the connection is kept
+                        await _read_refusal(upstream, self._deadlines.exchange_s)
                         return refusal
                     first = await first_piece(upstream, method=call.method, deadline_s=limit)
         except TimeoutError as error:
             raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
         return _opened(plan, upstream, first, ours)
+
+
+async def _read_refusal(upstream: UpstreamAnswer, deadline_s: float) -> None:
+    """Read the body of a refusal whole, so that the connection is kept; what does not come in time is cut."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            await upstream.read_all(_MAX_REFUSAL)
+    except (UpstreamError, TimeoutError):
+        upstream.close()  # its headers said all that matters
+    except BaseException:
+        upstream.close()
+        raise
 
 
 def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, str]) -> Opened:
@@ -97,7 +120,7 @@ def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | 
     if BUSY_HEADER in ours and status == 429:
         return Busy(target, read_load(ours.get(LOAD_HEADER)))
     if REFUSED_HEADER in ours:
-        return Failed(target, ours[REFUSED_HEADER][:200], reached=True)
+        return Failed(target, ours[REFUSED_HEADER][:200], reached=True, innocent=status in _OF_THE_REQUEST)
     return None
 
 

@@ -28,6 +28,7 @@ from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.deadlines import Deadlines
 from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
+from node.relay.ports import unnoticed
 from node.relay.upstream import Base, UpstreamError, UpstreamRefusedError, UpstreamRequest, open_upstream
 
 #: Endpoints whose body takes ``kv_transfer_params``.
@@ -109,13 +110,16 @@ class LocalRunner:
         self._clock = clock
         self._attempts = itertools.count(1)
 
-    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
+    async def open(
+        self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
+    ) -> Outcome:
         """Try to begin the request here."""
         if not self._engine.ready:
             return Failed(plan.target, f"its engine is not ready: {self._engine.reason}", reached=False)
         place = self._admission.enter()
         if place is None:
             return Busy(plan.target, self._vector())
+        admitted()
         work = _Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
         try:
             return await self._open(work, predicted_ms)

@@ -36,11 +36,17 @@ class Cluster(Protocol):
         ...
 
 
+def unnoticed() -> None:
+    """Do nothing: for whoever does not care when a target has taken a request."""
+
+
 class Runner(Protocol):
     """Something that can try a plan."""
 
-    async def open(self, call: Call, plan: Plan, *, predicted_ms: float) -> Outcome:
-        """Try the plan's target once."""
+    async def open(
+        self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
+    ) -> Outcome:
+        """Try the plan's target once. ``admitted`` is called as soon as the target has taken the request."""
         ...
 
 

@@ -9,6 +9,7 @@ exchange already closed, which aborts the work there.
 from __future__ import annotations
 
 import asyncio
+import io
 from dataclasses import dataclass
 
 import aiohttp
@@ -24,6 +25,9 @@ MAX_HEADER_LINE = 64 * 1024
 
 #: Bytes held per answer before its reader is paused (aiohttp pauses at twice this).
 READ_BUFFER = 64 * 1024
+
+#: Bytes of a body from which it is written in pieces (aiohttp warns beyond).
+LARGE_BODY = 512 * 1024
 
 _NOT_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -64,6 +68,10 @@ class Base:
     def join(self, target: str) -> URL:
         """Return the URL of a raw path, without normalising a byte of it."""
         return URL(self.url + target, encoded=True)
+
+    def sent_target(self, target: str) -> str:
+        """Return what the other side sees as its raw path: no fragment, no question mark without a query."""
+        return self.join(target).raw_path_qs
 
 
 class UpstreamAnswer:
@@ -133,10 +141,15 @@ def make_session(
     )
 
 
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    """A large body as a file, which is written piece by piece: in one piece it would be copied and stop the loop."""
+    return io.BytesIO(body) if len(body) > LARGE_BODY else body or None
+
+
 async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: float) -> UpstreamAnswer:
     """Send ``request`` and wait for the answer's headers. Cancelling the caller closes the connection.
 
-    :raises UpstreamRefusedError: no connection; nothing was sent.
+    :raises UpstreamRefusedError: no connection, or none is possible with that address; nothing was sent.
     :raises UpstreamBrokenError: the connection was cut before the headers were complete.
     :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds.
     """
@@ -146,7 +159,7 @@ async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: f
                 request.method,
                 base.join(request.target),
                 headers=CIMultiDict(request.headers),
-                data=request.body or None,
+                data=_payload(request.body),
                 skip_auto_headers=_NOT_OURS,
                 allow_redirects=False,
             )
@@ -156,4 +169,6 @@ async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: f
         raise UpstreamSilentError(f"no answer within {first_byte_s:.1f} s") from error
     except (aiohttp.ClientError, ConnectionError, OSError) as error:
         raise UpstreamBrokenError(describe(error)) from error
+    except ValueError as error:  # a host or port that no URL can have: peers say themselves where they are
+        raise UpstreamRefusedError(f"not an address: {describe(error)}") from error
     return UpstreamAnswer(response)

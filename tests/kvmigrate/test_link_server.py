@@ -388,6 +388,20 @@ async def test_what_breaks_the_protocol_costs_its_connection_and_nothing_else(
     await worker.wait(lambda: worker.grants)
 
 
+async def test_a_scheduler_that_is_back_before_it_was_missed_is_not_reported_gone(
+    link: EngineLink, halves: Halves, events: list[LinkEvent]
+) -> None:
+    halves(Role.WORKER)
+    old = halves(Role.SCHEDULER)
+    await until(lambda: sum(isinstance(event, m.Hello) for event in events) == 2)
+    new = halves(Role.SCHEDULER)
+    await new.wait(lambda: new.pool)
+    assert await old.wait(lambda: any(isinstance(message, m.Disconnected) for message in old.heard))
+    assert not any(isinstance(event, Gone) for event in events)
+    assert link.status().scheduler
+    old.client.close()
+
+
 async def test_a_late_or_foreign_stored_is_ignored_and_nothing_is_announced(
     link: EngineLink, pool: BlockPool, halves: Halves
 ) -> None:

@@ -213,6 +213,7 @@ async def test_one_pull_serves_all_who_want_the_same_chain(
     results = await asyncio.gather(*(puller.pull(at(server), range(20), 10) for _ in range(8)))
     assert {r.blocks for r in results} == {20}
     assert server.stats().lookups == 1 and puller.stats().joined == 7
+    assert [r.joined for r in results] == [False] + [True] * 7
 
 
 async def test_a_caller_that_goes_away_does_not_break_the_pull_for_others(
@@ -268,7 +269,9 @@ async def test_a_restarted_source_costs_nothing_but_a_new_connection(
     assert (await puller.pull(address, range(10), 10)).blocks == 5
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "host:99999", ":", "127.0.0.1:x"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "nonsense", "host:99999", ":", "127.0.0.1:x", "a..b:1", "x" * 64 + ":1", "\u2028:1"]
+)
 async def test_nobody_there_is_no_exception(address: str, puller: Puller) -> None:
     assert (await puller.pull(address, range(5), 5)).reason is Reason.UNREACHABLE
 

@@ -53,7 +53,7 @@ def refused(args: list[str], env: dict[str, str | None] | None = None) -> str:
 
 
 WORD = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=8).filter(
-    lambda word: not word.startswith("-")
+    lambda word: not word.startswith("-") and word not in (".", "..")
 )
 
 
@@ -227,7 +227,10 @@ def test_a_default_name_is_always_valid(host: str, port: int) -> None:
         assert name.endswith(f"-{port}")
 
 
-@given(st.text(string.ascii_letters + "._-", min_size=1, max_size=64), st.integers(1, 86))
+@given(
+    st.text(string.ascii_letters + "._-", min_size=1, max_size=64).filter(lambda name: name not in (".", "..")),
+    st.integers(1, 86),
+)
 def test_sockets_of_any_name_fit_their_limit(name: str, length: int) -> None:
     told = make_settings(name=name, run_dir="/" + "r" * length)
     for path in (told.engine_socket, told.link_socket):
@@ -327,3 +330,25 @@ def test_a_directory_for_sockets_is_for_this_user_alone(tmp_path: Path) -> None:
 def test_the_version_is_that_of_the_package() -> None:
     project = tomllib.loads((Path(node.__file__).parents[1] / "pyproject.toml").read_text())
     assert node.__version__ == project["project"]["version"]
+
+
+def test_listening_for_ipv6_alone_is_not_advertised_at_an_ipv4_address() -> None:
+    assert ":" in resolve(["--host", "::"]).advertise
+    with pytest.raises(SettingsError, match=r"--host 0\.0\.0\.0"):
+        make_settings(host="::", advertise="10.0.0.1")
+    assert resolve(["--host", "::", "--advertise", "host-a.example"]).advertise == "host-a.example"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_is_a_directory_of_others_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="--name"):
+        make_settings(name=name)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://h:99999", "http://h:x", "http://a..b:80", "http://h:0", "ftp://h"]
+)
+def test_an_engine_url_that_cannot_be_asked_is_refused_at_once(url: str) -> None:
+    with pytest.raises(SettingsError, match="--engine-url"):
+        make_settings(engine_url=url)
+    assert make_settings(engine_url="http://[::1]:8000/v1").engine_url

@@ -47,6 +47,13 @@ def test_without_kv_there_is_no_connector() -> None:
     assert "--kv-transfer-config" not in command(kv=False).argv
 
 
+@pytest.mark.parametrize("args", [("--data-parallel-size", "2"), ("--data_parallel_size=4",), ("-dp", "2")])
+def test_engines_that_are_several_get_no_connector(args: tuple[str, ...]) -> None:
+    """Their workers all have rank 0: each would take the other's place on the link, for ever."""
+    assert "--kv-transfer-config" not in command(*args).argv
+    assert "--kv-transfer-config" in command("--data-parallel-size", "1").argv
+
+
 @pytest.mark.parametrize(
     ("user", "ours"),
     [

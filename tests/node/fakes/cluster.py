@@ -91,9 +91,9 @@ class Member:
     def _watched(self, room: WaitingRoom) -> WaitingRoom:
         join, leave = room.join, room.quit
 
-        def joined(line: str) -> Ticket | None:
+        def joined(line: str, *, first: bool = False) -> Ticket | None:
             self._changed.set()
-            return join(line)
+            return join(line, first=first)
 
         def left(ticket: Ticket) -> None:
             leave(ticket)

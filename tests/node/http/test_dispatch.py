@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
 
 from node.engine.events import EngineState
+from node.http import intake
+from node.meta import NodeMeta
 from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
-from node.plan import Plan
+from node.plan import MAX_VISITED, Plan
 from node.relay import dispatch
+from node.relay.attempts import MAX_BROKEN
 from node.relay.deadlines import Deadlines
 from node.relay.forward import read_load
 from tests.node.fakes import engine as fake
@@ -54,6 +58,15 @@ async def test_an_unknown_model_is_answered_as_openai_does(nodes: Cluster) -> No
     assert answer.one("x-request-id")
 
 
+async def test_a_model_name_that_is_no_text_is_unknown_and_leaves_the_state_readable(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    body = b'{"model": "m\\ud800", "messages": []}'
+    answer = await ask(a.port, "POST", CHAT, (), body)
+    assert answer.status == 404 and error_of(answer)["code"] == "model_not_found"
+    assert (await ask(a.port, "POST", "/route/explain", (), body)).status == 200
+    assert (await ask(a.port, "GET", "/gossip/state")).status == 200
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff\xfe", b"nothing"])
 async def test_a_body_that_is_no_json_object_is_refused(nodes: Cluster, body: bytes) -> None:
     a = await nodes.add("a")
@@ -74,6 +87,27 @@ async def test_a_body_that_is_too_large_is_refused_with_413(nodes: Cluster) -> N
 
 def _chunked(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+async def test_the_bodies_that_a_node_holds_are_bounded(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that send most of a large body and then stop hold memory: together no more than the bound."""
+    monkeypatch.setattr(intake, "BODIES", 2)
+    a = await nodes.add("a", max_body_mib=1)
+    size = (1 << 20) - 8
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 20}\r\n\r\n".encode()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect("127.0.0.1", a.port)) for _ in range(3)]
+        for client in clients:
+            client.writer.write(head + b" " * size)
+        first = [asyncio.create_task(client.answer()) for client in clients]
+        done, stalled = await asyncio.wait(first, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        assert [(task.result().status, error_of(task.result())["code"]) for task in done] == [(429, "too_many_bodies")]
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+        # What is small is taken all the time, and the room is there again when the clients are gone.
+        assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
+    assert (await ask(a.port, "POST", CHAT, (), chat(filler="x" * (1 << 19)))).status == 200
 
 
 async def test_no_candidate_names_what_is_missing(nodes: Cluster) -> None:
@@ -164,6 +198,24 @@ async def test_a_request_waits_for_a_place_and_gets_the_first_that_is_free(nodes
     assert len(a.node.room) == 0
 
 
+@pytest.mark.parametrize("entry", ["a", "b"])
+async def test_the_whole_line_moves_up_when_places_become_free(nodes: Cluster, entry: str) -> None:
+    """The first of the line has its place long before its answer begins: nobody waits for that answer."""
+    a, b = await nodes.add("a", max_running=3), await nodes.add("b", models=["other"])
+    await nodes.agree()
+    gate = Gate()
+    held = await fill(a, gate, 3)
+    at = a if entry == "a" else b
+    waiting = [asyncio.create_task(ask(at.port, "POST", CHAT, (), chat())) for _ in range(3)]
+    await at.until(lambda: len(at.node.room) == 3)
+    gate.open(3)
+    assert [(await task).status for task in held] == [200] * 3
+    await a.fake.until(lambda: a.fake.active == 3)
+    await at.until(lambda: len(at.node.room) == 0)
+    gate.open(3)
+    assert [(await task).status for task in waiting] == [200] * 3
+
+
 async def test_a_full_queue_answers_429_with_retry_after(nodes: Cluster) -> None:
     a = await nodes.add("a", max_running=1, max_queue=0)
     gate = Gate()
@@ -249,6 +301,58 @@ async def test_when_every_target_fails_the_client_is_told_of_each(nodes: Cluster
     message = str(error_of(answer)["message"])
     assert "a:" in message and "b:" in message
     assert len(a.fake.received) == len(b.fake.received) == 1
+
+
+async def test_a_request_that_breaks_engines_is_not_carried_through_the_whole_cluster(nodes: Cluster) -> None:
+    members = [await nodes.add(name) for name in "abcde"]
+    await nodes.agree()
+    for member in members:
+        member.fake.script = fake.reset
+    answer = await ask(members[0].port, "POST", CHAT, (), chat())
+    assert answer.status == 503 and error_of(answer)["code"] == "no_node_answered"
+    assert sum(len(member.fake.received) for member in members) == MAX_BROKEN
+
+
+async def test_nodes_that_cannot_be_reached_are_each_tried_once(nodes: Cluster) -> None:
+    """More of them than a plan can name: none of them comes up a second time."""
+    a = await nodes.add("a", models=["other"])
+    members = [await nodes.add(f"n{number}") for number in range(MAX_VISITED + 2)]
+    await nodes.agree()
+    for member in members:
+        assert member.node._http is not None
+        await member.node._http.close()
+    async with asyncio.timeout(10):
+        answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 503 and error_of(answer)["code"] == "no_node_answered"
+    assert a.node.metrics.retries.labels("refused")._value.get() == len(members)
+
+
+async def test_a_refusal_that_never_ends_holds_up_nobody(nodes: Cluster) -> None:
+    """A peer sends the head of its refusal and then nothing: what matters has been said."""
+    a = await nodes.add("a", models=["other"], deadlines=Deadlines(exchange_s=0.1))
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 9\r\n" + REFUSED_HEADER.encode() + b": gone\r\n\r\n{")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(half, "127.0.0.1", 0) as server:
+        a.node.registry._meta[b.name] = NodeMeta(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with asyncio.timeout(10):
+            answer = await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", b.name),), chat())
+        assert answer.status == 503 and "gone" in str(error_of(answer)["message"])
+        assert (await ask(a.port, "POST", CHAT, (), chat())).one("x-grapevine-target") == c.name
+
+
+async def test_a_peer_that_refuses_one_request_is_not_avoided_for_others(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", models=["other"]), await nodes.add("b", max_body_mib=1)
+    await nodes.agree()
+    answer = await ask(a.port, "POST", CHAT, (), chat(filler="x" * (2 << 20)))
+    assert answer.status == 503 and "--max-body-mib" in str(error_of(answer)["message"])
+    assert not a.node.registry.describe(b.name).avoided
 
 
 async def test_a_silent_target_is_left_and_its_work_aborted(nodes: Cluster) -> None:

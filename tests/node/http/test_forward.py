@@ -145,6 +145,25 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event(nodes: Cluste
 
 
 @HOPS
+async def test_a_body_of_megabytes_arrives_as_it_was_sent(nodes: Cluster, target: str) -> None:
+    body = chat(filler="x" * (5 << 20))
+    answer = await ask(nodes[0].port, "POST", CHAT, to(target), body)
+    assert answer.status == 200
+    received = at(nodes, target).received[0]
+    assert received.body == body and received.header("content-length") == [str(len(body))]
+    assert not received.header("transfer-encoding")
+
+
+@HOPS
+async def test_a_broken_stream_is_learnt_from_as_a_failure(nodes: Cluster, target: str) -> None:
+    at(nodes, target).script = fake.reset_after([fake.sse("one")])
+    counts = next(member for member in nodes.members if member.name == target).node.meter.counts
+    failed, finished = counts.failed, counts.finished
+    await ask(nodes[0].port, "POST", CHAT, to(target), chat(stream=True))
+    assert (counts.failed, counts.finished) == (failed + 1, finished)
+
+
+@HOPS
 async def test_a_whole_answer_whose_engine_dies_is_cut(nodes: Cluster, target: str) -> None:
     at(nodes, target).script = fake.reset_after([b"x" * 10], length=20)
     answer = await ask(nodes[0].port, "POST", CHAT, to(target), chat())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -65,6 +66,23 @@ async def pair() -> AsyncIterator[Pair]:
         yield both
         for connector in both.connectors.values():
             await connector.close()
+
+
+async def test_what_only_a_lost_engine_held_is_withdrawn_with_a_pool_too(pair: Pair) -> None:
+    """An engine without our connector: the pool is there, and holds nothing of it."""
+    a = await pair.nodes.add("a", kv=True, kv_pool_gib=0.01)
+    await ask(a.port, "POST", CHAT, (), LONG)
+    assert a.node.registry.describe("a").digest_size > 0
+    a.supervisor.down()
+    assert a.node.registry.describe("a").digest_size == 0
+
+
+async def test_what_the_pool_holds_survives_its_engine(pair: Pair) -> None:
+    a = await pair.add("a")
+    await send(a)
+    size = a.node.registry.describe("a").digest_size
+    a.supervisor.down()
+    assert a.node.registry.describe("a").digest_size == size > 0
 
 
 async def send(entry: Member, *headers: tuple[str, str], body: bytes = LONG) -> RawAnswer:
@@ -132,6 +150,15 @@ async def test_forced_onto_another_node_the_blocks_are_pulled_before_the_engine_
     assert metrics.pulled_blocks._value.get() == pulled
     assert metrics.actual._value.get() == pulled * kv.BLOCK_TOKENS  # the engine found them: they came first
     assert b.node.vector().rates.get("a", 0) >= 0
+
+
+async def test_requests_that_share_a_pull_count_it_once(pair: Pair) -> None:
+    _, b = await warmed(pair)
+    answers = await asyncio.gather(*(send(b, *force("b", "a")) for _ in range(3)))
+    pulled = {int(answer.one("x-grapevine-pulled-blocks") or 0) for answer in answers}
+    assert b.node.kv.puller is not None and b.node.kv.puller.stats().joined == 2
+    assert pulled == {int(b.node.metrics.pulled_blocks._value.get())} and max(pulled) > 0
+    assert b.node.kv.rates.peer("a").samples == 1
 
 
 async def test_without_a_pull_everything_is_computed_again(pair: Pair) -> None:

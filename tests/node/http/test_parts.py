@@ -105,6 +105,18 @@ async def test_the_first_in_line_is_woken_and_the_next_when_it_leaves() -> None:
     assert len(room) == 0 and not room.waiting("m")
 
 
+async def test_who_lost_the_place_it_was_given_goes_to_the_head_of_the_line() -> None:
+    room = WaitingRoom(3)
+    waiting = room.join("m")
+    back = room.join("m", first=True)
+    assert waiting is not None and back is not None
+    assert back.first and not waiting.first
+    back.leave()
+    assert waiting.first and waiting.woken.is_set()
+    waiting.leave()
+    room.validate()
+
+
 async def test_one_that_gives_up_in_the_middle_of_the_line_holds_up_nobody() -> None:
     room = WaitingRoom(8)
     tickets = [room.join("m") for _ in range(3)]
@@ -140,9 +152,9 @@ def test_a_failing_peer_is_avoided_ever_longer_until_it_works_or_restarts() -> N
     assert spans[0] == pytest.approx(AVOID_FIRST_S) and spans == sorted(spans) and spans[-1] == AVOID_MAX_S
     assert not circuits.avoided("b", 2, now - 0.1)
     circuits.failed("b", 2, now)
-    assert circuits.open_names(now + AVOID_FIRST_S / 2) == ["b"]
+    assert circuits.avoided("b", 2, now + AVOID_FIRST_S / 2) and circuits
     circuits.worked("b")
-    assert not circuits.avoided("b", 2, now) and not circuits.open_names(now)
+    assert not circuits.avoided("b", 2, now) and not circuits
 
 
 # --- publisher
@@ -205,10 +217,21 @@ def test_a_meta_from_the_wire_is_good_or_a_remote_error(data: bytes) -> None:
     assert decode_meta(meta.encode()) == meta
 
 
-@pytest.mark.parametrize("http", ["", "host", "host:", "host:x", "a/b:1", "u@h:1", "h?:1"])
-def test_a_meta_with_a_strange_address_is_refused(http: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["host", "host:", "host:x", "a/b:1", "u@h:1", "h?:1", "h:0", "h:65536", "h:\u00b2", "[::1:1", "[z]:1", "h\\:1"],
+)
+def test_a_meta_with_a_strange_address_is_refused(address: str) -> None:
+    for meta in (NodeMeta(address), NodeMeta("host:1", address)):
+        with pytest.raises(RemoteError):
+            decode_meta(meta.encode())
     with pytest.raises(RemoteError):
-        decode_meta(NodeMeta(http).encode())
+        decode_meta(NodeMeta("").encode())
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:8100", "[::1]:8100", "host-a.example:1"])
+def test_a_meta_with_a_usual_address_is_taken(address: str) -> None:
+    assert decode_meta(NodeMeta(address, address).encode()) == NodeMeta(address, address)
 
 
 @given(st.one_of(st.none(), st.text(max_size=3000)))
@@ -323,6 +346,15 @@ def test_a_failing_peer_counts_as_suspect_until_its_time_is_over() -> None:
     assert found is not None and found.state is NodeState.SUSPECT
     world.now += AVOID_FIRST_S + 0.1
     found = world.registry.view(parsed).get("b")
+    assert found is not None and found.state is NodeState.ALIVE
+
+
+def test_a_peer_that_was_restarted_starts_clean() -> None:
+    world = World()
+    for _ in range(8):
+        world.registry.failed("b", "refused")
+    world.member(MemberState.ALIVE, incarnation=2)
+    found = world.registry.view(ParsedRequest("/v1/x", "m")).get("b")
     assert found is not None and found.state is NodeState.ALIVE
 
 

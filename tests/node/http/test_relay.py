@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from node.relay.answer import Relay, first_piece
+from node.relay.answer import RawResponse, Relay, Watchdog, first_piece
 from node.relay.headers import for_downstream, for_upstream
 from node.relay.upstream import (
     Base,
@@ -197,6 +197,36 @@ async def test_a_silent_stream_is_ended_by_the_watchdog(engine: FakeEngine) -> N
         answer = await ask(proxy.port, "POST", "/v1/x", body=b"{}")
         assert b"upstream_failed" in answer.body
     await engine.until(lambda: engine.disconnects == 1)
+
+
+async def test_a_client_that_does_not_take_the_end_is_cut(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end waits for what was written before it: for ever, with a client that takes nothing and stays."""
+
+    async def stuck(self: RawResponse, data: bytes = b"") -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RawResponse, "write_eof", stuck)
+    async with Proxy(engine.path, idle_s=0.05).running() as proxy, asyncio.timeout(10):
+        answer = await ask(proxy.port, "POST", "/v1/x", body=b'{"stream": true}')
+        assert not answer.complete
+
+
+async def test_a_death_that_is_told_twice_is_no_error() -> None:
+    failed: list[RuntimeError] = []
+
+    def tell_again() -> None:
+        try:
+            watchdog.hurry(0.0)
+        except RuntimeError as error:
+            failed.append(error)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60) as timer:
+            watchdog = Watchdog(timer, 5.0)
+            watchdog.hurry(0.0)
+            asyncio.get_running_loop().call_soon(tell_again)  # between the end of the time and the end of the wait
+            await asyncio.Event().wait()
+    assert not failed
 
 
 async def test_a_slow_reader_pauses_the_engine(engine: FakeEngine, proxy: Proxy) -> None:

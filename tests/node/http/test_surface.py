@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
 from node.http.auth import AUTH_HEADER, PeerSigner
+from node.meta import NodeMeta
 from node.peers import PLAN_HEADER
 from node.plan import Plan
 from tests.node.fakes import engine as fake
@@ -22,6 +24,15 @@ from tests.node.http.bodies import CHAT, chat
 async def nodes() -> AsyncIterator[Cluster]:
     async with cluster() as empty:
         yield empty
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+    return True
 
 
 async def get(port: int, path: str, *headers: tuple[str, str]) -> RawAnswer:
@@ -58,6 +69,59 @@ async def test_models_follow_the_engine(nodes: Cluster) -> None:
 
 def _models(node: object, name: str) -> set[str]:
     return set(node.registry.describe(name).models)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("path", "header", "status"),
+    [
+        (b"/v1/models", b"Authorization: Bearer \xff", 401),
+        (b"/admin/drain", b"Authorization: Bearer \xff", 403),
+        (b"/peer/v1/x", b"x-grapevine-auth: a.\xff", 403),
+    ],
+)
+async def test_a_credential_that_is_no_text_is_a_wrong_one(
+    nodes: Cluster, path: bytes, header: bytes, status: int
+) -> None:
+    a = await nodes.add("a", api_key=("s",), admin_token="t", cluster_key="k")
+    async with connect("127.0.0.1", a.port) as client:
+        client.writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n" + header + b"\r\n\r\n")
+        assert (await client.answer()).status == status
+
+
+@pytest.mark.parametrize("target", [CHAT + "?", CHAT + "#part", CHAT + "?#", CHAT + "?a=%20&b=c+d|{}"])
+async def test_a_signed_call_arrives_whatever_the_target_looks_like(nodes: Cluster, target: str) -> None:
+    """A URL loses an empty query and its fragment on the way: the signature is over what arrives."""
+    a = await nodes.add("a", models=["other"], cluster_key="k")
+    b = await nodes.add("b", cluster_key="k")
+    await nodes.agree()
+    answer = await ask(a.port, "POST", target, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "b", answer.body
+    assert b.fake.received[0].target == target.partition("#")[0].removesuffix("?")
+
+
+async def test_a_peer_at_an_impossible_address_is_replaced(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"], cluster_key="k")
+    b, c = await nodes.add("b", cluster_key="k"), await nodes.add("c", cluster_key="k")
+    await nodes.agree()
+    for address in ("a..b:80", "x" * 64 + ":80"):
+        a.node.registry._meta[b.name] = NodeMeta(address)
+        a.node.registry.worked(b.name)
+        for _ in range(4):
+            answer = await ask(a.port, "POST", CHAT, (), chat())
+            assert (answer.status, answer.one("x-grapevine-target")) == (200, c.name), answer.body
+        answer = await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", b.name),), chat())
+        assert answer.status == 503
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
+@pytest.mark.parametrize("host", ["::", "::1"])
+async def test_nodes_that_listen_for_ipv6_find_each_other(nodes: Cluster, host: str) -> None:
+    a = await nodes.add("a", host=host, models=["other"])
+    await nodes.add("b", host=host)
+    await nodes.agree()
+    async with connect("::1", a.port) as client:
+        answer = await client.ask("POST", CHAT, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "b"
 
 
 async def test_the_state_shows_every_member_with_a_fresh_load_vector(nodes: Cluster) -> None:
@@ -137,6 +201,18 @@ async def test_what_is_not_there_is_an_error_in_openais_form(
     assert answer.status == status and set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/../admin", "/v1/%2e%2E/x", "/v1/..%2fx", "/v1/a/./b", "/v1/..\\x", "/peer/v1/../x", "/v1/..#/x"]
+)
+async def test_a_path_that_climbs_out_of_the_api_goes_nowhere(nodes: Cluster, path: str) -> None:
+    """An engine behind a gateway would resolve it, and be asked for what lies beside its API, with the node's key."""
+    a = await nodes.add("a")
+    answer = await ask(a.port, "POST", path, (), chat())
+    assert answer.status == 400 and json.loads(answer.body)["error"]["code"] == "bad_path"
+    assert not a.fake.received
+    assert (await ask(a.port, "POST", "/v1/..x/a.b/%2541", (), chat())).status == 200
+
+
 async def test_head_answers_like_get_without_a_body(nodes: Cluster) -> None:
     a = await nodes.add("a")
     async with connect("127.0.0.1", a.port) as client:
@@ -148,6 +224,15 @@ async def test_a_protocol_upgrade_is_refused(nodes: Cluster) -> None:
     a = await nodes.add("a")
     headers = (("Connection", "Upgrade"), ("Upgrade", "websocket"))
     assert (await get(a.port, "/v1/realtime", *headers)).status == 501
+
+
+async def test_an_offer_of_http_2_is_no_error(nodes: Cluster) -> None:
+    """Java's client and `curl --http2` send it with every first request; HTTP/1.1 is the answer."""
+    a = await nodes.add("a")
+    offer = (("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABkAAQAAP__"))
+    answer = await ask(a.port, "POST", CHAT, offer, chat())
+    assert answer.status == 200
+    assert not {"upgrade", "http2-settings"} & {name.lower() for name, _ in a.fake.received[0].headers}
 
 
 # --- admin

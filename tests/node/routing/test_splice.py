@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.errors import BadRequest
 from node.prompt import parse_request, splice
 
 JSON = st.recursive(
@@ -77,3 +78,17 @@ def test_stripping_keeps_integers_of_any_size() -> None:
 def test_the_rid_is_escaped() -> None:
     rid = 'a"},"x":{"'
     assert json.loads(splice(b"{}", rid, has_kv_params=False))["kv_transfer_params"]["grapevine"]["rid"] == rid
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig"])
+def test_a_body_in_another_encoding_stays_the_same_json(encoding: str) -> None:
+    fields = {"model": "m", "prompt": "caf\u00e9 \U0001f347"}
+    body = json.dumps(fields, ensure_ascii=False).encode(encoding)
+    ours = json.loads(splice(body, "r", has_kv_params=False))
+    assert ours == {"kv_transfer_params": {"grapevine": {"rid": "r"}}, **fields}
+
+
+def test_what_cannot_be_stripped_is_refused_when_it_is_read() -> None:
+    deep = b'{"kv_transfer_params": {}, "a": ' + b"[" * 995 + b"]" * 995 + b"}"
+    with pytest.raises(BadRequest, match="too deep"):
+        parse_request("/v1/completions", deep)
