@@ -33,7 +33,9 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
 def ready(event: EngineReady) -> str:
     """What to say when the engine begins to serve."""
     models = ", ".join(f"{model.id} (context {model.max_model_len or '?'})" for model in event.models)
-    return f"the engine is ready and serves {models or 'no model'}" + (f", {event.version}" if event.version else "")
+    return f"the engine is ready and serves {models or 'no model'}" + (
+        f", version {event.version}" if event.version else ""
+    )
 
 
 def _next(port: int) -> int:

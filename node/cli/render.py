@@ -95,7 +95,7 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
 
 def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
     keys = [key for key in _COSTS if key == "node" or any(item.get(key) for item in candidates)]
-    table = _table("what every candidate would cost, in milliseconds", [_COSTS[key] for key in keys], right=1)
+    table = _table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
     for item in candidates:
         table.add_row(*(_cell(item.get(key)) for key in keys))
     return table
