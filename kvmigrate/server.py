@@ -10,6 +10,7 @@ Promises:
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import threading
@@ -116,7 +117,10 @@ class TransferServer:
         try:
             self._listener = socket.create_server((host, port), family=family, backlog=64)
         except OSError as error:
-            raise LocalError(f"KV transfer cannot listen on {host} port {port}: {error.strerror}") from error
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise LocalError(
+                f"KV transfer cannot listen on {host} port {port} ({why}): choose another --kv-port"
+            ) from error
         self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name="kv-accept", daemon=True)
         self._acceptor.start()
 

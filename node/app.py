@@ -40,7 +40,7 @@ async def _run(settings: Settings) -> int:
     try:
         await node.start()
     except (GrapevineError, GossipError, KvError) as error:
-        _say(f"grapevine cannot start: {error}")
+        sys.stderr.write(f"grapevine cannot start: {error}\n")
         return EXIT_CANNOT_START
     try:
         if not stop.is_set():

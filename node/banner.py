@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from node.addresses import WILDCARD_HOSTS, join_address
+from node.addresses import MAX_PORT, WILDCARD_HOSTS, join_address
 from node.engine.events import EngineReady
 from node.settings import Settings
 
@@ -22,7 +22,7 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
     say(f"  gossip   {join}" + (f", KV blocks on port {kv_port}" if kv_port else ", no exchange of KV blocks"))
     say(f"  engine   {_engine(settings)}")
     if gossip_address[0].startswith("127.") or gossip_address[0] == "::1":
-        say(f"  join     grapevine start --port PORT --join {join}        (on this host)")
+        say(f"  join     grapevine start --port {_next(http_port)} --join {join}        (on this host)")
         say("           only this host can reach it: start with --host 0.0.0.0 to let others join")
     else:
         say(f"  join     grapevine start --host 0.0.0.0 --join {join}        (on any other host)")
@@ -33,7 +33,14 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
 def ready(event: EngineReady) -> str:
     """What to say when the engine begins to serve."""
     models = ", ".join(f"{model.id} (context {model.max_model_len or '?'})" for model in event.models)
-    return f"the engine is ready and serves {models or 'no model'}" + (f", {event.version}" if event.version else "")
+    return f"the engine is ready and serves {models or 'no model'}" + (
+        f", version {event.version}" if event.version else ""
+    )
+
+
+def _next(port: int) -> int:
+    """A port for another node of this host, whose neighbours (`node.addresses`) are not ours."""
+    return port + 1 if port < MAX_PORT else port - 1
 
 
 def _engine(settings: Settings) -> str:

@@ -145,7 +145,7 @@ def _unavailable(
 #: The most hopeful cause decides the code and the first words.
 _CAUSES = (
     ("full", "cluster_full", "All nodes are full that serve"),
-    ("still loading", "model_loading", "The nodes are still loading that serve"),
+    ("still loading", "model_loading", "No node is ready that serves"),
     ("draining", "all_draining", "All live nodes are draining that serve"),
 )
 

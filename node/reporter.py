@@ -104,8 +104,10 @@ class Reporter:
                 self._ready, self._models = True, event.models
                 self._publish_models()
             case EngineDown():
-                if event.reason:  # a first start and a stop that was asked for have none, and are no news
-                    self._say(f"the engine is {event.state.value}: {event.reason}")
+                # A stop that was asked for has no reason, a start only that of the end before it: no news.
+                if event.reason and event.state is not EngineState.STARTING:
+                    now = "has failed" if event.state is EngineState.FAILED else f"is {event.state.value}"
+                    self._say(f"the engine {now}: {event.reason}")
                 self._ready = False
                 self._engine_lost()
                 if event.state in _NOT_COMING_BACK:

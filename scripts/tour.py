@@ -116,10 +116,12 @@ class Tour:
             self._holder, "/v1/completions", body,
             headers={"x-grapevine-force-target": cold_node, "x-grapevine-no-pull": "1"},
         )  # fmt: skip
+        before = await self._cached_tokens(warm_node)
         warm = await self._ask(
             self._holder, "/v1/completions", body,
             headers={"x-grapevine-force-target": warm_node, "x-grapevine-force-source": self._holder},
         )  # fmt: skip
+        cached = await self._cached_tokens(warm_node) - before
         local = await self._ask(
             self._holder, "/v1/completions", body, headers={"x-grapevine-force-target": self._holder}
         )  # fmt: skip
@@ -134,13 +136,18 @@ class Tour:
                 answer.text.strip().replace("\n", " ")[:40],
             )  # fmt: skip
         console.print(table)
-        console.print(f"   pulled / recomputed = {warm.first_token_s / cold.first_token_s:.2f}")
+        console.print(
+            f"   pulled / recomputed = {warm.first_token_s / cold.first_token_s:.2f}; {warm_node} did not compute "
+            f"{cached:.0f} tokens"
+        )
         console.print(
             "   [dim]A pulled prompt gives the answer of one that is already there. A recomputed one may differ in a "
             "word: bfloat16 rounds differently when a prefill is cut differently.[/dim]"
         )
         if cold.pulled_blocks or not warm.pulled_blocks:
             raise StepFailed(f"pulled {cold.pulled_blocks} and {warm.pulled_blocks} blocks, expected 0 and some")
+        if not cached:
+            raise StepFailed(f"{warm_node} pulled {warm.pulled_blocks} blocks, and computed the prompt all the same")
 
     async def state(self) -> None:
         """The table that `grapevine state` prints."""
@@ -153,6 +160,14 @@ class Tour:
         console.print(text, markup=False)
         if process.returncode or not all(name in text for name in NAMES):
             raise StepFailed("the state does not list all three nodes")
+
+    async def _cached_tokens(self, name: str) -> float:
+        """Prompt tokens that a node's engine took from a cache so far."""
+        async with self._session.get(self._cluster[name].url + "/metrics") as reply:
+            for line in (await reply.text()).splitlines():
+                if line.startswith("grapevine_actual_cached_tokens_total "):
+                    return float(line.split()[1])
+        raise StepFailed(f"{name} does not show how many tokens came from a cache")
 
     async def _wait_spread(self, entry: str) -> None:
         """Until `entry` has heard by gossip that the holder has the document."""
@@ -295,10 +310,15 @@ def print_farewell(cluster: LocalCluster) -> None:
         console.print(
             f"   {node.name:<6} {node.url}   state: {node.url}/gossip/state   page: {node.url}/", markup=False
         )
-    payload = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40})
+    command = Path(GRAPEVINE)
+    with contextlib.suppress(ValueError):
+        command = command.relative_to(Path.cwd())
     url = next(iter(cluster.nodes.values())).url
+    console.print(f"\n   {command} state --node {url}", markup=False, soft_wrap=True)
+    console.print(f'   {command} explain "a prompt" --node {url}', markup=False, soft_wrap=True)
+    payload = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40})
     console.print(
-        f"\n   curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{payload}'\n",
+        f"   curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{payload}'\n",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ class PoolSlots:
         self._short = 0
 
     def poll(self) -> None:
-        """Take what the node has sent. Call it once a step, before saves."""
+        """Take what the node has sent. Call it once a step, before loads and saves."""
         for message in self._link.poll():
             self._handle(message)
         if self._short:

@@ -37,6 +37,9 @@ class Memory(Protocol):
 class SlotAccess(Protocol):
     """The pool as the worker sees it through shared memory (`slots.PoolSlots`)."""
 
+    def poll(self) -> None:
+        """Take what the node has sent: where the pool is, grants. Returns at once."""
+
     def begin_write(self) -> tuple[SlotGrant, memoryview] | None:
         """Take a granted slot and its writable bytes, or None when the node has granted none."""
 
@@ -90,8 +93,13 @@ class WorkerHalf:
         self._thread = threading.Thread(target=self._load_forever, name="grapevine-load", daemon=True)
         self._thread.start()
 
-    def start_loads(self, jobs: Iterable[LoadJob]) -> None:
-        """Queue jobs for the load thread."""
+    def start_loads(self, jobs: Sequence[LoadJob]) -> None:
+        """Queue jobs for the load thread.
+
+        The scheduler half may know the pool before we do: the first step of an engine can be one that loads.
+        """
+        if jobs:
+            self._slots.poll()
         for job in jobs:
             self._jobs.put(job)
 

@@ -16,8 +16,8 @@ COMMANDS = {
     "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
 }
 EXIT_CODES = """\
-Exit status: 0 done; 1 the node or the engine failed; 2 a flag, variable or key of the file is wrong;
-3 no node could be reached; 130 stopped by Ctrl-C.
+Exit status: 0 done, a node that was asked to stop included; 1 the node could not start, or a request was
+refused; 2 a flag, variable or key of the file is wrong; 3 no node could be reached.
 """
 
 

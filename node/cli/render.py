@@ -12,9 +12,26 @@ from rich.table import Table
 
 #: Least width of a column on a narrow terminal, characters.
 _LEAST = {"model": 5}
+#: Columns of a candidate's cost, in milliseconds but for the last two; a column of nothings is left out.
+_COSTS = {
+    "node": "node",
+    "total_ms": "total",
+    "hop_ms": "hop",
+    "queue_ms": "queue",
+    "pull_ms": "pull",
+    "prefill_ms": "prefill",
+    "decode_ms": "decode",
+    "barrier_ms": "barrier",
+    "matched_tokens": "cached",
+    "source": "source",
+}
 _COLOURS = {
     "alive": "green",
     "loading": "cyan",
+    "starting": "cyan",
+    "restarting": "yellow",
+    "silent": "yellow",
+    "failed": "red",
     "draining": "yellow",
     "suspect": "yellow",
     "dead": "red",
@@ -32,7 +49,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
         load = member.get("load") or {}
         table.add_row(
             _name(member, answer),
-            _state(member),
+            _state(member, answer),
             escape(", ".join(str(model) for model in member.get("models") or []) or "-"),
             _number(load.get("running")),
             _number(load.get("waiting")),
@@ -45,7 +62,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
     console.print(table)
     engine = answer.get("engine")
     if isinstance(engine, Mapping) and engine.get("state") != "ready":
-        told = engine.get("reason") or engine.get("progress") or "no reason given"
+        told = engine.get("progress") or engine.get("reason") or "no reason given"
         console.print(f"engine of this node: [bold]{escape(str(engine.get('state')))}[/], {escape(str(told))}")
 
 
@@ -53,7 +70,7 @@ def show_members(answer: Mapping[str, Any], console: Console | None = None) -> N
     """The table of `/gossip/members`."""
     table = _table(f"cluster {escape(str(answer.get('cluster')))}", ("node", "state", "HTTP"), right=3)
     for member in answer.get("members", []):
-        table.add_row(_name(member, answer), _state(member), escape(str(member.get("http") or "-")))
+        table.add_row(_name(member, answer), _state(member, answer), escape(str(member.get("http") or "-")))
     (console or Console()).print(table)
 
 
@@ -77,8 +94,8 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
 
 
 def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    keys = list(dict.fromkeys(key for item in candidates for key, value in item.items() if not isinstance(value, dict)))
-    table = _table("what every candidate would cost", [key.replace("_", " ") for key in keys], right=1)
+    keys = [key for key in _COSTS if key == "node" or any(item.get(key) for item in candidates)]
+    table = _table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
     for item in candidates:
         table.add_row(*(_cell(item.get(key)) for key in keys))
     return table
@@ -108,11 +125,12 @@ def _name(member: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     return f"[bold]{name}[/] *" if member.get("name") == answer.get("self") else name
 
 
-def _state(member: Mapping[str, Any]) -> str:
+def _state(member: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
     """The member's state; of one that is alive, whether its engine takes requests."""
-    word, load = str(member.get("state")), member.get("load")
+    word, load, engine = str(member.get("state")), member.get("load"), answer.get("engine")
     if word == "alive" and isinstance(load, Mapping) and not load.get("ready"):
-        word = "loading"
+        known = isinstance(engine, Mapping) and member.get("name") == answer.get("self")
+        word = str(engine.get("state")) if known and engine else "loading"
     elif word == "alive" and isinstance(load, Mapping) and load.get("draining"):
         word = "draining"
     colour = _COLOURS.get(word, "default")
@@ -121,7 +139,7 @@ def _state(member: Mapping[str, Any]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.1f}"
+        return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
     return "-" if value is None else escape(str(value))
 
 

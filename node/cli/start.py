@@ -46,7 +46,7 @@ class StartCommand(click.Command):
 def start(ctx: click.Context, /, **values: Any) -> None:
     """Run a node on this host until it is stopped (Ctrl-C or SIGTERM).
 
-    Without --model it serves the embedded default model, that is fetched on first use.
+    Without --model it serves SmolLM2-135M-Instruct, fetched on first use.
     """
     _warn_of_unknown_variables()
     after = ctx.meta["grapevine.engine_args"]

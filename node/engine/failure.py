@@ -196,6 +196,8 @@ _RULES = (
 
 #: The log itself speaks of a child that vanished: the kernel's killer leaves no other trace.
 _VANISHED = re.compile(r"(?:[Ww]orker|[Ee]ngine ?[Cc]ore).{0,80}died unexpectedly \(exit code: -9\)")
+#: What the API server says when the engine core has gone, whatever the reason.
+_CORE_DIED = "EngineDeadError"
 _ERROR_LINE = re.compile(r"(?:^|\s)(?:[\w.]*(?:Error|Exception)): .+|^grapevine: cannot start .+")
 _PREFIX = re.compile(r"^\((?:APIServer|EngineCore|Worker)[^)]*\)\s*")
 _LOG_HEAD = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*")
@@ -252,7 +254,10 @@ def _unknown(telling: Sequence[str], status: int | None) -> Failure:
     errors = [line.strip() for line in telling if _ERROR_LINE.search(line)]
     ended = f"the engine ended with status {status}" if status is not None else "the engine ended"
     # The first cause is printed first; what follows ("engine initialization failed") only repeats it.
-    quote = next((line for line in errors if "See root cause above" not in line), "")
+    causes = [line for line in errors if "See root cause above" not in line]
+    quote = next((line for line in causes if _CORE_DIED not in line), "")
+    if causes and not quote:
+        return _killed_for_memory("the engine core ended without a word, mostly that is the host running out of memory")
     return Failure(Cause.UNKNOWN, f"{ended}: {_short(quote)}" if quote else f"{ended} and gave no reason: see its log")
 
 

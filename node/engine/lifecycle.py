@@ -120,6 +120,8 @@ class Enter:
 
 Action = Spawn | Terminate | Kill | KillGuard | Enter
 
+#: Longest grace of an engine that has not begun to serve, seconds.
+STARTING_GRACE_S = 1.0
 #: States in which there is an engine (or an attempt at one) that can end.
 _RUNNING = (EngineState.STARTING, EngineState.READY, EngineState.SILENT)
 
@@ -237,9 +239,13 @@ class Lifecycle:
             return []
         if self._config.attached or self.state not in _RUNNING:
             return self._enter(EngineState.STOPPED, "", now)
+        was = self.state
         entered = self._enter(EngineState.STOPPING, "", now)
         self._forced = 0
-        self._deadline = now + self._config.stop_grace_s
+        grace_s = self._config.stop_grace_s
+        if was is EngineState.STARTING:  # it has no requests to finish, and while it imports it does not hear us
+            grace_s = min(grace_s, STARTING_GRACE_S)
+        self._deadline = now + grace_s
         return [*entered, Terminate()]
 
     def _tick(self, now: float) -> list[Action]:

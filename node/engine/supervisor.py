@@ -8,6 +8,7 @@ to the rules and does what they say; nothing here decides anything.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,9 +21,9 @@ from node.engine import probe
 from node.engine.client import EngineAddress, engine_address, open_session
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
-from node.engine.failure import Cause, Failure, explain, failure_of
+from node.engine.failure import CannotStart, Cause, Failure, explain, failure_of
 from node.engine.log import EngineLog
-from node.engine.prepare import prepare_vllm
+from node.engine.prepare import prepare_vllm, remove_stale_socket
 from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
 from node.engine.progress import describe
 from node.errors import EngineError
@@ -235,6 +236,7 @@ class EngineSupervisor:
             failure = failure_of(error)
         self._process = None
         self._say("")
+        self._remove_socket()
         self._feed(life.Exited(failure))
 
     async def _one_run(self) -> Failure:
@@ -252,6 +254,12 @@ class EngineSupervisor:
         finally:
             await pump
         return explain(self.log.tail(), status, model=command.model, oom_kills=oom_kills() - killed_before)
+
+    def _remove_socket(self) -> None:
+        """vLLM leaves the file of its socket behind."""
+        if self.address.socket is not None:
+            with contextlib.suppress(OSError, CannotStart):
+                remove_stale_socket(self.address.socket)
 
     async def _prepared(self) -> EngineCommand | None:
         """The command of this start; None when the start was given up meanwhile."""
@@ -299,6 +307,8 @@ class EngineSupervisor:
         if start != self._starts or self.state is EngineState.STOPPED:
             return  # the answer of an earlier process
         if not health.ok:
+            if self._settings.engine_url and self.state is EngineState.STARTING:
+                self._say(f"waiting for {self.address}: {health.detail}")
             self._feed(life.Silent(health.refused, health.detail))
             return
         changed = (models, version) != (self.models, self.version)

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "invalid_request_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-}
+#: Of every other status below 500 it is the request that is wrong.
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
 _JSON = "application/json"
 
 
@@ -31,7 +24,7 @@ class ApiError:
 
     def body(self) -> bytes:
         """Return the JSON body."""
-        kind = _TYPES.get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
@@ -46,9 +39,10 @@ class ApiError:
 class ApiFailure(Exception):
     """Raised inside a handler to answer with an `ApiError`."""
 
-    def __init__(self, error: ApiError) -> None:
+    def __init__(self, error: ApiError, headers: dict[str, str] | None = None) -> None:
         super().__init__(error.message)
         self.error = error
+        self.headers = headers
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -42,7 +42,7 @@ class Router:
         try:
             return await self._find(request)(request)
         except ApiFailure as failure:
-            response = failure.error.response()
+            response = failure.error.response(failure.headers)
             if failure.error.status in _UNREAD:
                 response.force_close()
             return response
@@ -73,7 +73,7 @@ class Router:
         handler = methods.get(method) or methods.get("*")
         if handler is None:
             allowed = ", ".join(sorted(methods))
-            raise ApiFailure(ApiError(405, "method_not_allowed", f"Use {allowed} here."))
+            raise ApiFailure(ApiError(405, "method_not_allowed", f"Use {allowed} here."), {"Allow": allowed})
         return handler
 
 

@@ -79,10 +79,13 @@ def run_converter(source: Source, gguf: Path, output: Path, say: Say, cancelled:
     """Convert in a process of its own. Raises `ModelStoreError`, `Cancelled`."""
     say(f"converting {source.name}")
 
+    most = 0
+
     def look(text: bytes) -> None:
-        percents = _PERCENT.findall(text)
-        if percents:
-            say(f"converting {source.name}, {percents[-1].decode()} %")
+        nonlocal most
+        most = max([most, *map(int, _PERCENT.findall(text))])  # writing the result counts from 0 again
+        if most:
+            say(f"converting {source.name}, {most} %")
 
     argv = [sys.executable, convert.__file__, str(gguf), str(output)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -29,11 +29,21 @@ from node.relay.deadlines import Deadlines
 from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
 from node.relay.ports import unnoticed
-from node.relay.upstream import Base, UpstreamError, UpstreamRefusedError, UpstreamRequest, open_upstream
+from node.relay.upstream import (
+    Base,
+    UpstreamBrokenError,
+    UpstreamError,
+    UpstreamRefusedError,
+    UpstreamRequest,
+    open_upstream,
+)
 
 #: Endpoints whose body takes ``kv_transfer_params``.
 _KV_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _EVENT = b"data:"
+#: How vLLM words `EngineDeadError`, and how far into an answer that is looked for, bytes.
+_CORE_DIED = b"EngineCore encountered an issue"
+_LOOKED_AT = 4096
 #: The supervisor hears of a stream's bytes at most this often, in seconds.
 NOTE_EVERY_S = 0.5
 
@@ -145,6 +155,9 @@ class LocalRunner:
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         upstream = await open_upstream(base, self._request(work), first_byte_s=limit)
         first = await first_piece(upstream, method=call.method, deadline_s=limit)
+        if engine_died(upstream.status, first):
+            upstream.close()
+            raise UpstreamBrokenError("its engine died")
         work.answered = upstream.status < 400
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 
@@ -168,6 +181,12 @@ class LocalRunner:
         if not ours and not parsed.has_kv_params:
             return parsed.body
         return splice(parsed.body, work.rid if ours else None, has_kv_params=parsed.has_kv_params)
+
+
+def engine_died(status: int, first: bytes) -> bool:
+    """Whether this answer only says that vLLM's engine core is dead, as its API server does until it ends itself."""
+    error = first.startswith(b'data: {"error"') or (status >= 500 and first.startswith(b'{"error"'))
+    return error and _CORE_DIED in first[:_LOOKED_AT]
 
 
 class _Work:

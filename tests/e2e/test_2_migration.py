@@ -61,13 +61,13 @@ async def test_a_pulled_prompt_starts_in_a_quarter_of_a_cold_prefill_with_the_sa
     await client.complete("red", prompt, headers=at_holder)
     local = await client.complete("red", prompt, headers=at_holder)
     await client.knows_holder("red", prompt, holder)
-    hits = await client.metric(puller, "vllm:external_prefix_cache_hits_total")
+    cached = await client.metric(puller, "grapevine_actual_cached_tokens_total")
     pulled = await client.complete("red", prompt, headers={**at_puller, "x-grapevine-force-source": holder})
     assert pulled.target == puller
     assert pulled.headers["x-grapevine-source"] == holder
     assert pulled.pulled >= 20
     assert pulled.text == local.text
-    risen = await client.metric(puller, "vllm:external_prefix_cache_hits_total") - hits
+    risen = await client.metric(puller, "grapevine_actual_cached_tokens_total") - cached
     assert risen == pulled.pulled * 128
     print(
         f"cold {cold_there.first_token_s:.2f} s, local {local.first_token_s:.2f} s, pulled {pulled.first_token_s:.2f} s"
@@ -104,9 +104,9 @@ async def test_a_damaged_block_in_the_engines_own_pool_is_noticed_counted_and_re
     here = {"x-grapevine-force-target": "blue", "x-grapevine-no-pull": "1"}
     first = await client.complete("blue", prompt, headers=here)
     await reset_engine_cache(client, "blue")
-    hits = await client.metric("blue", "vllm:external_prefix_cache_hits_total")
+    cached = await client.metric("blue", "grapevine_actual_cached_tokens_total")
     from_pool = await client.complete("blue", prompt, headers=here)
-    assert await client.metric("blue", "vllm:external_prefix_cache_hits_total") > hits, "the pool was not used"
+    assert await client.metric("blue", "grapevine_actual_cached_tokens_total") > cached, "the pool was not used"
     assert from_pool.text == first.text
     await reset_engine_cache(client, "blue")
     before = (await client.state("blue"))["kv"]["corrupt"]

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from node import runfiles
 from node.cli import main
 from node.errors import PortTakenError, SettingsError
+from node.policy.base import CandidateCost
 from node.settings import Settings, make_settings
 
 STATE = {
@@ -116,6 +117,16 @@ def test_the_state_of_the_node_of_this_host_is_shown_as_a_table(
     assert "engine of this node: failed, the model /x does not exist" in result.output
 
 
+def test_a_node_whose_engine_failed_is_not_shown_as_loading(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    members = [{"name": name, "state": "alive", "state_age_s": 4.0, "load": {"ready": False}} for name in "ab"]
+    answers["/gossip/state"] = (200, {**STATE, "members": members})
+    output = run("state", "--node", url).output
+    assert "failed 4 s" in output  # of the node itself the engine is known, of a peer only that it is not ready
+    assert "loading 4 s" in output
+
+
 @pytest.mark.parametrize("command", ["state", "members"])
 def test_json_is_what_the_node_said(
     run: Callable[..., Result], url: str, answers: Mapping[str, tuple[int, object]], command: str
@@ -165,6 +176,20 @@ def test_a_prompt_is_explained_for_the_first_model(
     assert asked[-1] == ("/route/explain", {"model": "SmolLM2", "messages": [{"role": "user", "content": "hello"}]})
     for word in ("target a", "pulled from b", "12.3", "99.0", "not c: not ready"):
         assert word in result.output
+
+
+def test_the_costs_of_an_explanation_are_whole_on_a_narrow_terminal(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    cost = CandidateCost(
+        "host-a-8100", 26087.9, hop_ms=11.8, queue_ms=1200.4, pull_ms=460.2, prefill_ms=3189.4, decode_ms=2602.1,
+        matched_tokens=2560, matched_chunks=13, pulled_tokens=2560, source="host-b-8100", source_chunks=13, age_ms=2.8,
+    )  # fmt: skip
+    answers["/route/explain"] = (200, {"candidates": [cost.as_dict()]})
+    result = run("explain", "hello", "--node", url, env={"COLUMNS": "80"})
+    for word in ("host-a-8100", "26088", "11.8", "1200", "460.2", "3189", "2602", "2560", "host-b-8100"):
+        assert word in result.output
+    assert "…" not in result.output and "barrier" not in result.output
 
 
 def test_a_whole_body_is_sent_as_it_is(run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]) -> None:

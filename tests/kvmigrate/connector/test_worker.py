@@ -101,6 +101,10 @@ class FakeSlots:
     faults: dict[int, ReadFault | Exception] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     told: list[object] = field(default_factory=list)
+    mapped: bool = False
+
+    def poll(self) -> None:
+        self.mapped = True
 
     def begin_write(self) -> tuple[SlotGrant, memoryview] | None:
         if not self.grants:
@@ -113,6 +117,8 @@ class FakeSlots:
 
     def read(self, ref: SlotRef, block_hash: bytes, copy: Callable[[memoryview], None]) -> ReadFault | None:
         self.gate.wait(5)
+        if not self.mapped:
+            return ReadFault.GONE
         fault = self.faults.get(ref.slot)
         if isinstance(fault, Exception):
             raise fault
@@ -169,6 +175,7 @@ def saved_bytes(memory: BlockMemory, block_id: int) -> bytes:
 def test_a_load_puts_the_slots_bytes_into_the_blocks_and_reports_once(memory: BlockMemory, slots: FakeSlots) -> None:
     worker = WorkerHalf(memory, slots, 0, lambda: 0.0)
     slots.gate.set()
+    assert not slots.mapped  # the node's answer to our hello waits: an engine's first step may be a load
     worker.start_loads([load_job("a", (0, 3), (1, 4)), load_job("b", (2, 5))])
     assert finish(worker, {"a", "b"}) == set()
     assert [saved_bytes(memory, block)[0] for block in (0, 1, 2)] == [3, 4, 5]

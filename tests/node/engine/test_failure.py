@@ -107,6 +107,13 @@ def test_an_unknown_error_is_quoted_and_may_be_tried_again() -> None:
     assert failure == Failure(Cause.UNKNOWN, "the engine ended with status 1: KeyError: 'rope'")
 
 
+def test_a_core_that_vanished_was_killed_from_outside() -> None:
+    line = "(APIServer pid=3) ERROR 11-29 20:50:43 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
+    failure = explain([line + "EngineCore encountered an issue. See stack trace (above) for the root cause."], 0)
+    assert (failure.cause, failure.permanent) == (Cause.OUT_OF_MEMORY, False)
+    assert "ended without a word" in failure.text and "stack trace" not in failure.text
+
+
 def test_silence_is_told_as_such() -> None:
     assert explain([], 0).text == "the engine ended with status 0 and gave no reason: see its log"
 

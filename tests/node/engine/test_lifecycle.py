@@ -162,9 +162,20 @@ def test_stopping_asks_then_forces_then_kills_the_guard() -> None:
     engine = Engine()
     engine.ready()
     assert engine.feed(life.Stop()) == [life.Enter(EngineState.STOPPING, ""), life.Terminate()]
+    assert engine.core.deadline is not None
+    assert engine.core.deadline - engine.now == CONFIG.stop_grace_s
     assert engine.to_deadline() == [life.Kill()]
     assert engine.to_deadline() == [life.KillGuard()]
     assert engine.feed(life.Exited(PASSING)) == [life.Enter(EngineState.STOPPED, "")]
+
+
+def test_stopping_an_engine_that_has_not_begun_to_serve_is_quick() -> None:
+    engine = Engine()
+    engine.feed(life.Begin())
+    engine.feed(life.Stop())
+    assert engine.core.deadline is not None
+    assert engine.core.deadline - engine.now == life.STARTING_GRACE_S < CONFIG.stop_grace_s
+    assert engine.to_deadline() == [life.Kill()]
 
 
 @pytest.mark.parametrize("failure", [PERMANENT, PASSING])

@@ -97,6 +97,7 @@ async def supervised(
     finally:
         await asyncio.wait_for(supervisor.stop(), LIMIT_S)
         assert supervisor.state is EngineState.STOPPED
+        assert not told.engine_socket.exists(), "the supervisor left the engine's socket behind"
         assert sweep(f"{told.run_dir}:{told.name}") == 0, "the supervisor left processes behind"
 
 
@@ -313,6 +314,18 @@ async def test_a_new_adapter_is_told(tmp_path: Path) -> None:
         assert ready.models[1].parent == "small"
 
 
+async def test_the_wait_for_a_server_that_is_not_there_is_not_silent(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    watched = Watched()
+    supervisor = EngineSupervisor(settings(tmp_path, engine_url=url), listener=watched.hear)
+    await supervisor.start()
+    told = await watched.until(lambda event: isinstance(event, EngineProgress))
+    assert isinstance(told, EngineProgress)
+    assert told.text.startswith(f"waiting for {url}: ")
+    await supervisor.stop()
+
+
 async def test_an_attached_server_may_go_and_come_back(tmp_path: Path) -> None:
     from aiohttp import web
 
@@ -334,6 +347,7 @@ async def test_an_attached_server_may_go_and_come_back(tmp_path: Path) -> None:
     await supervisor.start()
     async with asyncio.timeout(LIMIT_S):
         await supervisor.wait_for(EngineState.READY)
+        assert supervisor.progress == ""
         assert [model.id for model in supervisor.models] == ["other"]
         assert supervisor.pid is None
         await runner.cleanup()

@@ -96,7 +96,7 @@ def pools(name: str) -> list[Path]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    return [*folder.glob("run/*.link"), *folder.glob("state/running/*")]
+    return [*folder.glob("run/*.link"), *folder.glob("run/*.engine"), *folder.glob("state/running/*")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -21,7 +21,7 @@ from node.relay.forward import read_load
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask, connect
 from tests.node.fakes.cluster import Cluster, Member, cluster
-from tests.node.fakes.engine import Gate
+from tests.node.fakes.engine import Gate, Reply
 from tests.node.http.bodies import CHAT, chat
 
 
@@ -254,7 +254,32 @@ async def test_a_client_that_leaves_the_queue_leaves_no_trace(nodes: Cluster) ->
 # --- nodes that fail
 
 
-@pytest.mark.parametrize("how", ["refuses", "resets"])
+#: vLLM's API server outlives its engine core by a moment, and says this to whoever asks.
+CORE_DIED = (
+    b'{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.",'
+    b'"type":"InternalServerError","param":null,"code":500}}'
+)
+FAILURES = {
+    "resets": fake.reset,
+    "core died": fake.reply(Reply(500, (("Content-Type", "application/json"),), (CORE_DIED,))),
+    "core died, streamed": fake.reply(
+        Reply(200, (("Content-Type", "text/event-stream"),), (b"data: " + CORE_DIED + b"\n\ndata: [DONE]\n\n",))
+    ),
+}
+
+
+async def test_an_engines_own_error_is_the_answer(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+    own = fake.reply(Reply(500, (("Content-Type", "application/json"),), (b'{"error":"its own"}',)))
+    b.fake.script = c.fake.script = own
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert (answer.status, answer.body) == (500, b'{"error":"its own"}')
+    assert len(b.fake.received) + len(c.fake.received) == 1
+
+
+@pytest.mark.parametrize("how", ["refuses", *FAILURES])
 async def test_a_target_that_fails_before_the_first_byte_is_replaced(nodes: Cluster, how: str) -> None:
     a = await nodes.add("a", models=["other"])
     b, c = await nodes.add("b"), await nodes.add("c")
@@ -262,7 +287,7 @@ async def test_a_target_that_fails_before_the_first_byte_is_replaced(nodes: Clus
     if how == "refuses":
         await b.fake.close()
     else:
-        b.fake.script = fake.reset
+        b.fake.script = FAILURES[how]
     for _ in range(4):
         answer = await ask(a.port, "POST", CHAT, (), chat())
         assert answer.status == 200 and answer.one("x-grapevine-target") == "c", answer.body

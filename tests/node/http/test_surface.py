@@ -198,7 +198,10 @@ async def test_what_is_not_there_is_an_error_in_openais_form(
 ) -> None:
     a = await nodes.add("a")
     answer = await ask(a.port, method, path)
-    assert answer.status == status and set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
+    assert answer.status == status
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+    assert (answer.one("Allow") is not None) == (status == 405)
 
 
 @pytest.mark.parametrize(
