@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from node.engine import lifecycle as life
@@ -118,8 +119,10 @@ async def test_an_engine_becomes_ready_and_tells_its_models(tmp_path: Path) -> N
 async def test_a_killed_engine_is_started_again_and_its_socket_and_leftovers_are_removed(tmp_path: Path) -> None:
     async with supervised(tmp_path, "orphan=1") as watched:
         await watched.state(EngineState.READY)
-        orphan = next(int(line.split()[1]) for line in watched.supervisor.tail() if line.startswith("orphan"))
-        fds = watch([orphan])
+        assert watched.supervisor.pid is not None
+        (engine,) = psutil.Process(watched.supervisor.pid).children()
+        (orphan,) = engine.children()  # forked before the server began to listen, so it is there
+        fds = watch([orphan.pid])
         await watched.do("kill")
         down = await watched.until(lambda event: isinstance(event, EngineDown) and bool(event.reason))
         assert isinstance(down, EngineDown)
