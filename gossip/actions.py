@@ -140,4 +140,14 @@ class Notify:
     event: GossipEvent
 
 
-Action = SendDatagram | OpenStream | ReplyStream | CloseStream | Notify
+@dataclass(frozen=True, slots=True)
+class RowsReceived:
+    """Newer load rows of these peers are held: hand each, as `RowReceived`, to the listener.
+
+    One action for a whole datagram, because rows are most of what arrives: a view is made by whoever wants it.
+    """
+
+    names: tuple[str, ...]
+
+
+Action = SendDatagram | OpenStream | ReplyStream | CloseStream | Notify | RowsReceived

@@ -19,7 +19,7 @@ from gossip import actions as io
 from gossip.config import GossipConfig
 from gossip.endpoint import Endpoint
 from gossip.errors import GossipBindError, LocalError, RemoteError
-from gossip.events import GossipEvent, RowView
+from gossip.events import GossipEvent, RowReceived, RowView
 from gossip.framing import read_frame, write_frame
 from gossip.identity import Address, Identity, is_ip_literal
 from gossip.member import MemberView
@@ -224,6 +224,8 @@ class GossipAgent:
                     self._send(action)
                 case io.Notify():
                     self._tell(action.event)
+                case io.RowsReceived():
+                    self._tell_rows(action.names)
                 case io.OpenStream():
                     self._spawn(self._dial(action))
                 case io.ReplyStream():
@@ -253,6 +255,12 @@ class GossipAgent:
         except (OSError, ValueError):
             # An address family that this socket does not speak, no route: a lost datagram like any other.
             return
+
+    def _tell_rows(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            row = self.row(name)
+            if row is not None:
+                self._tell(RowReceived(row))
 
     def _tell(self, event: GossipEvent) -> None:
         try:

@@ -11,6 +11,7 @@ version may add some. Maps and extension types are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -32,6 +33,7 @@ from gossip.messages import (
     PingRequest,
     PushPull,
     Row,
+    Rows,
     SlowDelta,
     SlowDigest,
     SlowMark,
@@ -66,7 +68,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
     Suspect: lambda p: [6, p.name, p.incarnation, p.accuser],
     Dead: lambda p: [7, p.name, p.incarnation, p.accuser],
     Left: lambda p: [8, p.name, p.incarnation],
-    Row: lambda p: [9, p.name, p.boot, p.seq, p.age_ms, p.payload],
+    Rows: lambda p: [9, [x for pair in zip(p.ages_ms, (r.encoded for r in p.rows), strict=True) for x in pair]],
     SlowDigest: lambda p: [10, [x for m in p.marks for x in (m.name, m.boot, m.version)]],
     SlowDelta: _delta_fields,
     SlowPull: lambda p: [12, p.name, p.boot, p.base, p.floor],
@@ -80,6 +82,16 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
 def encode_part(part: Part) -> bytes:
     """Encode one part; it can be put into any number of packets."""
     return _pack(_ENCODERS[type(part)](part))
+
+
+def make_row(name: str, boot: int, seq: int, payload: bytes) -> Row:
+    """Make the row of its owner, with its bytes."""
+    return Row(name, boot, seq, payload, _pack([name, boot, seq, payload]))
+
+
+def encode_rows(flat: list[Any]) -> bytes:
+    """Encode a `Rows` part from the flat list `age_ms, encoded row, age_ms, ...`: what `encode_part` would give."""
+    return _pack([9, flat])
 
 
 class PacketBuilder:
@@ -213,6 +225,34 @@ def _delta(f: Sequence[Any]) -> SlowDelta:
     return SlowDelta(name, boot, base, upto, latest, floor, tuple(entries))
 
 
+def _rows(f: Sequence[Any]) -> Rows:
+    # Rows are most of what arrives: the checks run in C over the whole list, and a row seen before is not read again.
+    flat = _list(f[1], 2 * limits.MAX_ROWS)
+    ages, encoded = flat[::2], flat[1::2]
+    if not flat:
+        return Rows((), ())
+    if len(ages) != len(encoded) or set(map(type, ages)) != {int} or set(map(type, encoded)) != {bytes}:
+        raise RemoteError("rows come in pairs of age and bytes")
+    if min(ages) < 0 or max(ages) >= limits.MAX_AGE_MS:
+        raise RemoteError("an age is out of range")
+    return Rows(tuple(ages), tuple(map(decode_row, encoded)))
+
+
+@lru_cache(maxsize=4096)
+def decode_row(encoded: bytes) -> Row:
+    """Decode one row. The last ones are remembered, at most 5 MB of them: each comes in from several peers.
+
+    :raises RemoteError: it is malformed or out of bounds.
+    """
+    if len(encoded) > limits.MAX_ENCODED_ROW_BYTES:
+        raise RemoteError("row too long")
+    f = _list(_load(encoded), 16)
+    try:
+        return Row(_name(f[0]), _boot(f[1]), _counter(f[2]), _bytes(f[3], limits.MAX_ROW_BYTES), encoded)
+    except IndexError as error:
+        raise RemoteError("a field is missing") from error
+
+
 _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
     1: lambda f: Ping(_int(f[1], _U32), _name(f[2])),
     2: lambda f: Ack(_int(f[1], _U32), _name(f[2])),
@@ -222,13 +262,7 @@ _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
     6: lambda f: Suspect(_name(f[1]), _incarnation(f[2]), _name(f[3])),
     7: lambda f: Dead(_name(f[1]), _incarnation(f[2]), _name(f[3])),
     8: lambda f: Left(_name(f[1]), _incarnation(f[2])),
-    9: lambda f: Row(
-        _name(f[1]),
-        _boot(f[2]),
-        _counter(f[3]),
-        _int(f[4], limits.MAX_AGE_MS),
-        _bytes(f[5], limits.MAX_ROW_BYTES),
-    ),
+    9: _rows,
     10: _digest,
     11: _delta,
     12: lambda f: SlowPull(_name(f[1]), _boot(f[2]), _counter(f[3]), _counter(f[4])),
@@ -240,10 +274,10 @@ def _refuse_extension(_code: int, _data: bytes) -> Any:
     raise ValueError("extension types are not part of the protocol")
 
 
-def _unpack(data: bytes) -> list[Any]:
+def _load(data: bytes | memoryview) -> Any:
     try:
-        raw = msgpack.unpackb(
-            memoryview(data)[1:],
+        return msgpack.unpackb(
+            data,
             raw=False,
             use_list=True,
             max_map_len=0,
@@ -252,7 +286,6 @@ def _unpack(data: bytes) -> list[Any]:
         )
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise RemoteError("not msgpack") from error
-    return _list(raw, 16)
 
 
 def _parts(raw: Any) -> tuple[Part, ...]:
@@ -274,7 +307,7 @@ def decode_packet(data: bytes, cluster: str, most_bytes: int) -> Packet:
         raise RemoteError("empty or too long")
     if data[0] != limits.PROTOCOL_VERSION:
         raise RemoteError(f"protocol version {data[0]}")
-    top = _unpack(data)
+    top = _list(_load(memoryview(data)[1:]), 16)
     try:
         if _name(top[0]) != cluster:
             raise WrongClusterError(f"cluster {top[0]}")

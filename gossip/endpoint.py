@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gossip import actions as io
-from gossip.codec import PacketBuilder, decode_packet
+from gossip.codec import decode_packet
 from gossip.config import GossipConfig
 from gossip.errors import RemoteError, WrongClusterError
 from gossip.events import RowView
@@ -38,7 +38,7 @@ from gossip.messages import (
     Ping,
     PingRequest,
     PushPull,
-    Row,
+    Rows,
     SlowDelta,
     SlowDigest,
     SlowPull,
@@ -200,7 +200,7 @@ class Endpoint:
                 self.prober.requested(part, source, now)
             case Alive() | Suspect() | Dead() | Left():
                 self.membership.apply(part, now)
-            case Row():
+            case Rows():
                 self.rows.receive(part, packet.sender, now)
             case SlowDigest():
                 self.slow.digested(part, source, now)
@@ -223,20 +223,23 @@ class Endpoint:
     def _gossip(self, now: float) -> None:
         """One tick: rumours first, then slow marks, then rows, to each chosen peer."""
         self._hub.timers.set((Timer.GOSSIP, 0), now + self.config.gossip_interval_s)
-        rows = self.rows.freshest(now)
-        for member in self.membership.sample(self.config.fanout, now):
+        parcel = self.rows.parcel(now)
+        targets = self.membership.sample(self.config.fanout, now)
+        for member in targets:
             first = self._hub.packet()
             self.membership.fill(first)
-            packets = [first]
-            if member.state.is_up and not self._hub.leaving:
+            if self._feeds(member):
                 self.slow.fill(first)
-                packets = self.rows.fill(rows, member.name, first, self._hub.packet)
-            self._send_all(member, packets)
+                parcel.fill(first, member.name)
+            if len(first):
+                self._hub.emit(io.SendDatagram(member.address, first.build()))
+        for data in parcel.rest():
+            for member in targets:
+                if self._feeds(member):
+                    self._hub.emit(io.SendDatagram(member.address, data))
 
-    def _send_all(self, member: Member, packets: list[PacketBuilder]) -> None:
-        for packet in packets:
-            if len(packet):
-                self._hub.emit(io.SendDatagram(member.address, packet.build()))
+    def _feeds(self, member: Member) -> bool:
+        return member.state.is_up and not self._hub.leaving
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

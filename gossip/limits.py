@@ -21,6 +21,8 @@ MAX_META_BYTES: Final = 512
 
 #: Payload of one load row. With its header it still fits one datagram of 1400 bytes.
 MAX_ROW_BYTES: Final = 1024
+#: The same with its header (name, boot and sequence number at their largest).
+MAX_ENCODED_ROW_BYTES: Final = MAX_ROW_BYTES + 100
 
 #: Key and value of the slow state.
 MAX_KEY_BYTES: Final = 64
@@ -32,8 +34,9 @@ MAX_DATAGRAM_BYTES: Final = 9000
 #: Longest frame of a stream. The largest real one is the member table: 4096 members of about 700 bytes.
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
 
-#: Parts in one packet, members in one table exchange, entries of one delta, marks of one digest.
+#: Parts in one packet, rows in one packet, members in one table exchange, entries of one delta, marks of one digest.
 MAX_PARTS: Final = 1024
+MAX_ROWS: Final = 1024
 MAX_RECORDS: Final = 4096
 MAX_DELTA_ENTRIES: Final = 65_536
 MAX_MARKS: Final = 4096

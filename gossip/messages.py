@@ -110,13 +110,22 @@ class PushPull:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The latest load row of `name`; `age_ms` is how old it was when this message was sent."""
+    """The latest load row of `name`, as its owner wrote it. Made by `codec.make_row` and `codec.decode_row` only."""
 
     name: str
     boot: int
     seq: int
-    age_ms: int
     payload: bytes
+    #: The same as bytes: whoever passes the row on sends these as they are.
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Load rows, and how old each was, in milliseconds, when this message was sent."""
+
+    ages_ms: tuple[int, ...]
+    rows: tuple[Row, ...]
 
 
 # --- slow state -------------------------------------------------------------------------------------------------------
@@ -166,7 +175,19 @@ class SlowDelta:
 
 
 Part = (
-    Ping | Ack | PingRequest | Nack | Alive | Suspect | Dead | Left | PushPull | Row | SlowDigest | SlowPull | SlowDelta
+    Ping
+    | Ack
+    | PingRequest
+    | Nack
+    | Alive
+    | Suspect
+    | Dead
+    | Left
+    | PushPull
+    | Rows
+    | SlowDigest
+    | SlowPull
+    | SlowDelta
 )
 
 

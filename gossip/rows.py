@@ -3,38 +3,87 @@
 Rules
 1. A row is written by its owner only and ordered by (boot, seq); it is never queued and has no tombstone.
 2. Its age travels with it, relative: the owner's clock and ours are never compared. Time on the wire is not counted.
-3. At each gossip tick every chosen peer gets the freshest rows that fit, never its own and never those that it gave us.
+3. At each gossip tick every chosen peer gets the freshest rows that fit. The first datagram, which is all there is in
+   a small cluster, leaves out its own and those that it gave us; further ones are the same for all peers of the tick.
 4. A row dies with its member, and a row of somebody who is not a member is not kept.
+5. The bytes of a row are the owner's, passed on as they came: only ages are written anew at each hop.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
-from gossip.codec import PacketBuilder, encode_part
+from gossip.actions import RowsReceived
+from gossip.codec import PacketBuilder, encode_rows, make_row
 from gossip.errors import LocalError
-from gossip.events import RowReceived, RowView
+from gossip.events import RowView
 from gossip.hub import Hub
-from gossip.limits import MAX_AGE_MS
+from gossip.limits import MAX_AGE_MS, MAX_ROWS
 from gossip.member import Member
 from gossip.membership import Membership
-from gossip.messages import Row
+from gossip.messages import Row, Rows
 
-#: Rows considered per tick: what six full datagrams of the smallest rows can hold.
-MAX_ROWS_PER_TICK = 256
+#: Members per datagram of rows: 1 datagram up to 199, 6 at 1000. Keeps the p99 age near 2 s; see docs/benchmarks.md.
+MEMBERS_PER_DATAGRAM = 200
+#: Bytes of a `Rows` part beside its rows, and of one row beside its own bytes: age up to 65 s, or any age.
+_PART_HEADER = 5
+_YOUNG_MS, _YOUNG_HEADER, _OLD_HEADER = 65_536, 6, 8
 
 
 @dataclass(slots=True)
 class _Held:
-    boot: int
-    seq: int
-    payload: bytes
+    row: Row
     #: When the owner set it, on our own clock.
     set_at: float
     #: Who gave it to us.
     source: str
+
+
+_BY_AGE = attrgetter("set_at")
+
+
+class Parcel:
+    """The rows of one gossip tick, freshest first: the head goes to each peer its own way, the rest to all alike."""
+
+    def __init__(self, hub: Hub, rows: list[_Held], datagrams: int, now: float) -> None:
+        self._hub = hub
+        self._rows = rows
+        self._datagrams = datagrams
+        self._now = now
+        #: Where the rest begins: no peer's first datagram ended before it.
+        self._taken = len(rows)
+
+    def fill(self, packet: PacketBuilder, target: str) -> None:
+        """Put the head into a peer's first datagram."""
+        self._taken = min(self._taken, self._pack(packet, 0, target))
+
+    def rest(self) -> list[bytes]:
+        """Give the further datagrams."""
+        packets: list[bytes] = []
+        while len(packets) + 1 < self._datagrams and self._taken < len(self._rows):
+            packet = self._hub.packet()
+            self._taken = self._pack(packet, self._taken, None)
+            packets.append(packet.build())
+        return packets
+
+    def _pack(self, packet: PacketBuilder, start: int, target: str | None) -> int:
+        """Add rows from `start` on; gives the index of the first that did not fit."""
+        flat: list[Any] = []
+        room, end = packet.room - _PART_HEADER, start
+        for held in self._rows[start : start + MAX_ROWS]:
+            row = held.row
+            if target is None or target not in (row.name, held.source):
+                age_ms = min(MAX_AGE_MS - 1, max(0, round((self._now - held.set_at) * 1000)))
+                room -= len(row.encoded) + (_YOUNG_HEADER if age_ms < _YOUNG_MS else _OLD_HEADER)
+                if room < 0:
+                    break
+                flat += (age_ms, row.encoded)
+            end += 1
+        if flat:
+            packet.add(encode_rows(flat))
+        return end
 
 
 class LoadRows:
@@ -44,7 +93,7 @@ class LoadRows:
         self._hub = hub
         self._membership = membership
         self._rows: dict[str, _Held] = {}
-        self._seq = 0
+        self._own: _Held | None = None
 
     def set_own(self, payload: bytes, now: float) -> None:
         """Replace our own row.
@@ -53,56 +102,59 @@ class LoadRows:
         """
         if len(payload) > self._hub.config.max_row_bytes:
             raise LocalError(f"row has {len(payload)} bytes, {self._hub.config.max_row_bytes} is the limit")
-        self._seq += 1
-        self._rows[self._hub.name] = _Held(self._hub.boot, self._seq, payload, now, self._hub.name)
+        seq = self._own.row.seq + 1 if self._own is not None else 1
+        self._own = _Held(make_row(self._hub.name, self._hub.boot, seq, payload), now, self._hub.name)
 
-    def receive(self, row: Row, sender: str, now: float) -> None:
-        """Keep a peer's row if it is newer than the one held."""
-        owner = self._membership.up(row.name)
-        if owner is None or row.boot != owner.boot:
-            self._hub.counters["rows_without_member"] += row.name != self._hub.name
-            return
-        held = self._rows.get(row.name)
-        if held is not None and (row.boot, row.seq) <= (held.boot, held.seq):
-            return
-        self._rows[row.name] = _Held(row.boot, row.seq, row.payload, now - row.age_ms / 1000, sender)
-        self._hub.notify(RowReceived(self._view(row.name, now)))
-
-    def freshest(self, now: float) -> list[tuple[str, str, bytes]]:
-        """Give (owner, source, encoded row), freshest first, of what is worth passing on."""
-        oldest = now - self._hub.config.row_relay_s
-        fresh = [(-held.set_at, name) for name, held in self._rows.items() if held.set_at >= oldest]
-        own = self._rows.get(self._hub.name)
-        if own is not None and own.set_at < oldest:
-            fresh.append((-own.set_at, self._hub.name))  # ours always goes out: nobody else vouches for it
-        best = heapq.nsmallest(MAX_ROWS_PER_TICK, fresh)
-        return [(name, self._rows[name].source, self._encode(name, now)) for _, name in best]
-
-    def fill(
-        self,
-        rows: list[tuple[str, str, bytes]],
-        target: str,
-        first: PacketBuilder,
-        more: Callable[[], PacketBuilder],
-    ) -> list[PacketBuilder]:
-        """Put rows for one target into `first` and as many further packets as the budget allows."""
-        packets = [first]
-        for owner, source, encoded in rows:
-            if target in (owner, source) or packets[-1].add(encoded):
+    def receive(self, rows: Rows, sender: str, now: float) -> None:
+        """Keep those rows that are newer than the ones held."""
+        table, fresh = self._rows, []
+        for row, age_ms in zip(rows.rows, rows.ages_ms, strict=True):
+            held = table.get(row.name)
+            if held is not None and held.row.boot == row.boot:
+                if row.seq <= held.row.seq:
+                    continue
+            elif not self._admits(row):
                 continue
-            if len(packets) >= self._hub.config.row_datagrams:
-                break
-            packets.append(more())
-            packets[-1].add(encoded)
-        return packets
+            table[row.name] = _Held(row, now - age_ms / 1000, sender)
+            fresh.append(row.name)
+        if fresh:
+            self._hub.emit(RowsReceived(tuple(fresh)))
+
+    def _admits(self, row: Row) -> bool:
+        """Whether the owner is a member, in that boot. Asked for the first row only: rows die with the boot."""
+        owner = self._membership.up(row.name)
+        if owner is not None and row.boot == owner.boot:
+            return True
+        self._hub.counters["rows_without_member"] += row.name != self._hub.name
+        return False
+
+    def parcel(self, now: float) -> Parcel:
+        """Prepare one tick: what is worth passing on, ours and then the freshest first."""
+        oldest = now - self._hub.config.row_relay_s
+        rows = [held for held in self._rows.values() if held.set_at >= oldest]
+        rows.sort(key=_BY_AGE, reverse=True)
+        own = self._current_own()
+        if own is not None:
+            rows.insert(0, own)
+        datagrams = min(self._hub.config.row_datagrams, 1 + self._membership.size() // MEMBERS_PER_DATAGRAM)
+        return Parcel(self._hub, rows, datagrams, now)
 
     def get(self, name: str, now: float) -> RowView | None:
         """Give the latest row of a node, with its age in seconds."""
-        return self._view(name, now) if name in self._rows else None
+        held = self._current_own() if name == self._hub.name else self._rows.get(name)
+        if held is None:
+            return None
+        return RowView(name, held.row.boot, held.row.seq, held.row.payload, max(0.0, now - held.set_at))
 
     def names(self) -> set[str]:
         """Whose rows are held."""
         return set(self._rows)
+
+    def _current_own(self) -> _Held | None:
+        own = self._own
+        if own is not None and own.row.boot != self._hub.boot:  # our boot was raised: peers want it in the new one
+            own.row = make_row(own.row.name, self._hub.boot, own.row.seq, own.row.payload)
+        return own
 
     # --- following the members ----------------------------------------------------------------------------------------
 
@@ -115,15 +167,3 @@ class LoadRows:
 
     def member_doubted(self, member: Member, now: float) -> None:
         """Nothing to do."""
-
-    def _view(self, name: str, now: float) -> RowView:
-        held = self._rows[name]
-        return RowView(name, self._boot(name, held), held.seq, held.payload, max(0.0, now - held.set_at))
-
-    def _boot(self, name: str, held: _Held) -> int:
-        return self._hub.boot if name == self._hub.name else held.boot
-
-    def _encode(self, name: str, now: float) -> bytes:
-        held = self._rows[name]
-        age_ms = min(MAX_AGE_MS - 1, max(0, round((now - held.set_at) * 1000)))
-        return encode_part(Row(name, self._boot(name, held), held.seq, age_ms, held.payload))

@@ -9,8 +9,8 @@ import pytest
 from gossip import GossipConfig, LocalError, RowReceived, SlowChanged
 from gossip import actions as io
 from gossip.incarnation import first
-from gossip.messages import Row, SlowDelta, SlowDigest, SlowMark, SlowPull
-from tests.gossip.lone import OTHER, PEER, Lone
+from gossip.messages import Rows, SlowDelta, SlowDigest, SlowMark, SlowPull
+from tests.gossip.lone import OTHER, PEER, Lone, row
 from tests.gossip.simulator import Node, Simulator
 
 MakeLone = Callable[..., Lone]
@@ -25,9 +25,9 @@ def measure_row_ages(sim: Simulator, seconds: float) -> list[float]:
             sim.do(node.name, io.RowSet(b"load" * 8))
         for _ in range(4):
             sim.run(0.05)
-            rows = [n.endpoint.row(m.name, sim.clock(n)) for n in sim.running() for m in sim.running()]
-            assert None not in rows
-            ages += [row.age_s for row in rows if row is not None]
+            views = [n.endpoint.row(m.name, sim.clock(n)) for n in sim.running() for m in sim.running()]
+            assert None not in views
+            ages += [view.age_s for view in views if view is not None]
     return sorted(ages)
 
 
@@ -60,23 +60,23 @@ def test_an_age_is_counted_across_hops_and_never_by_the_senders_clock(simulator:
     sim.do("n1", io.RowSet(b"measured once"))
     set_at = sim.now
     sim.run(1.5)
-    row = sim.nodes["n2"].endpoint.row("n1", sim.clock(sim.nodes["n2"]))
-    assert row is not None
-    assert abs(row.age_s - (sim.now - set_at)) < 0.01
+    view = sim.nodes["n2"].endpoint.row("n1", sim.clock(sim.nodes["n2"]))
+    assert view is not None
+    assert abs(view.age_s - (sim.now - set_at)) < 0.01
 
 
 def test_an_older_row_never_replaces_a_newer_one_and_the_same_is_reported_once(lone: MakeLone) -> None:
     one = lone()
     one.meet()
     for seq in (2, 1, 2, 3):
-        one.hear("other", Row("peer", 1, seq, 100, b"%d" % seq), source=OTHER)
+        one.hear("other", row("peer", 1, seq, 100, b"%d" % seq), source=OTHER)
     assert [e.row.seq for e in one.told(RowReceived) if isinstance(e, RowReceived)] == [2, 3]
 
 
 def test_a_row_of_a_stranger_or_of_another_boot_is_not_kept(lone: MakeLone) -> None:
     one = lone()
     one.meet()
-    one.hear("peer", Row("stranger", 1, 1, 0, b""), Row("peer", 2, 1, 0, b""), Row("me", 5, 9, 0, b"forged"))
+    one.hear("peer", row("stranger", 1, 1, 0, b""), row("peer", 2, 1, 0, b""), row("me", 5, 9, 0, b"forged"))
     assert one.endpoint.row("stranger", one.now) is None
     assert one.endpoint.row("peer", one.now) is None
     assert one.endpoint.row("me", one.now) is None
@@ -88,9 +88,9 @@ def test_a_row_is_not_sent_back_to_its_owner_or_to_its_giver(lone: MakeLone) -> 
     one.meet("peer", PEER)
     one.meet("other", OTHER)
     one.do(io.RowSet(b"own"))
-    one.hear("other", Row("peer", 1, 1, 0, b"of peer"), source=OTHER)
+    one.hear("other", row("peer", 1, 1, 0, b"of peer"), source=OTHER)
     one.wait(0.2)
-    assert {r.name for r in one.parts(Row) if isinstance(r, Row)} == {"me"}
+    assert {r.name for part in one.parts(Rows) if isinstance(part, Rows) for r in part.rows} == {"me"}
 
 
 def test_a_row_that_is_too_large_is_refused_at_the_api(lone: MakeLone) -> None:
@@ -100,20 +100,25 @@ def test_a_row_that_is_too_large_is_refused_at_the_api(lone: MakeLone) -> None:
     assert one.endpoint.row("me", one.now) is None
 
 
-def test_rows_use_only_their_budget_and_each_datagram_stands_alone(lone: MakeLone) -> None:
+def test_rows_use_only_their_budget_and_each_datagram_stands_alone(
+    lone: MakeLone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossip.rows.MEMBERS_PER_DATAGRAM", 7)
     one = lone(GossipConfig.lan(row_datagrams=3))
     for i in range(20):
         one.meet(f"m{i}", ("10.0.1.1", 1000 + i))
-        one.hear(f"m{i}", Row(f"m{i}", 1, 1, i, b"x" * 500), source=("10.0.1.1", 1000 + i))
+        one.hear(f"m{i}", row(f"m{i}", 1, 1, i, b"x" * 500), source=("10.0.1.1", 1000 + i))
     one.sent.clear()
     one.wait(0.2)
-    by_target: dict[object, list[Row]] = {}
+    by_target: dict[object, list[Rows]] = {}
     for to, packet in one.sent:  # every one of them was decoded by itself
-        by_target.setdefault(to, []).extend(p for p in packet.parts if isinstance(p, Row))
-    gossiped = [rows for rows in by_target.values() if rows]
-    assert gossiped
-    assert all(len(rows) <= 6 for rows in gossiped)
-    assert all(row.age_ms < 1000 for rows in gossiped for row in rows)
+        by_target.setdefault(to, []).extend(p for p in packet.parts if isinstance(p, Rows))
+    gossiped = [parts for parts in by_target.values() if parts]
+    assert len(gossiped) == 3
+    for parts in gossiped:
+        names = [r.name for part in parts for r in part.rows]
+        assert 5 <= len(set(names)) <= len(names) <= 6
+        assert all(age < 1000 for part in parts for age in part.ages_ms)
 
 
 # --- slow state -------------------------------------------------------------------------------------------------------
