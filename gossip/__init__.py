@@ -12,6 +12,7 @@ from gossip.errors import (
     InvariantError,
     LocalError,
     RemoteError,
+    SealError,
     WrongClusterError,
 )
 from gossip.events import (
@@ -25,10 +26,12 @@ from gossip.events import (
     SlowReset,
 )
 from gossip.identity import Address, Identity
+from gossip.keyring import ClusterKey, Keyring
 from gossip.member import MemberState, MemberView
 
 __all__ = [
     "Address",
+    "ClusterKey",
     "Endpoint",
     "GossipAgent",
     "GossipBindError",
@@ -38,6 +41,7 @@ __all__ = [
     "Identity",
     "IncarnationRaised",
     "InvariantError",
+    "Keyring",
     "LocalError",
     "MemberChanged",
     "MemberState",
@@ -46,6 +50,7 @@ __all__ = [
     "RemoteError",
     "RowReceived",
     "RowView",
+    "SealError",
     "SlowChanged",
     "SlowReset",
     "WrongClusterError",

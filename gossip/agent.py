@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import time
@@ -18,10 +19,12 @@ from typing import Any
 from gossip import actions as io
 from gossip.config import GossipConfig
 from gossip.endpoint import Endpoint
+from gossip.envelope import Envelope
 from gossip.errors import GossipBindError, LocalError, RemoteError
 from gossip.events import GossipEvent, RowReceived, RowView
 from gossip.framing import read_frame, write_frame
 from gossip.identity import Address, Identity, is_ip_literal
+from gossip.keyring import Keyring
 from gossip.member import MemberView
 from gossip.sockets import bind_pair
 
@@ -35,7 +38,8 @@ class GossipAgent:
     """One node's gossip on real sockets.
 
     `listener` is called in the loop, once per event, and must not block. `bind_host` is where to listen if that is not
-    `identity.host`, such as `0.0.0.0`. `rng` is for tests.
+    `identity.host`, such as `0.0.0.0`. `keyring` seals everything sent and opens everything received; change it in the
+    loop and the next packet follows. `rng` is for tests.
     """
 
     def __init__(
@@ -46,12 +50,14 @@ class GossipAgent:
         listener: Callable[[GossipEvent], None],
         rng: random.Random | None = None,
         bind_host: str | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self._identity = identity
         self._config = config
         self._listener = listener
         self._rng = rng or random.Random()
         self._bind_host = bind_host
+        self._envelope = Envelope(Keyring() if keyring is None else keyring, identity.cluster, os.urandom)
         self._endpoint: Endpoint | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.DatagramTransport | None = None
@@ -91,7 +97,7 @@ class GossipAgent:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, datagrams: socket.socket, stream: socket.socket) -> None:
         # The endpoint first: a peer may speak before the second transport is up.
-        self._endpoint = Endpoint(self._identity, self._config, self._rng)
+        self._endpoint = Endpoint(self._identity, self._config, self._rng, self._envelope)
         self._transport, self._datagrams = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
         self._server = await asyncio.start_server(self._serve, sock=stream)
 
@@ -191,6 +197,11 @@ class GossipAgent:
     def slow(self, name: str) -> Mapping[bytes, bytes]:
         """A node's slow state: a read-only view that follows it; empty for a stranger."""
         return self._running().slow_of(name)
+
+    def keys(self) -> list[dict[str, Any]]:
+        """Show the ring: id, whether it seals, and how many packets of peers each key has opened since the start."""
+        ids, opened = self._envelope.keyring.ids, self._envelope.opened
+        return [{"id": key, "seals": key == ids[0], "opened": opened.get(key, 0)} for key in ids]
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole view as plain JSON types."""

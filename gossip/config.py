@@ -46,7 +46,7 @@ class GossipConfig:
     #: A rumour is sent `mult * ceil(log10(n+1))` times by each node that holds it. 1 to 16.
     retransmit_mult: int = 4
     #: Bytes of payload of one datagram, 1400 to 8900. 1400 passes any Ethernet unfragmented, and holds the largest row
-    #: and the largest slow-state entry, which is why it must not be less.
+    #: and the largest slow-state entry, which is why it must not be less. Sealing (38 bytes) comes out of it.
     datagram_budget: int = 1400
     #: Most datagrams with load rows per peer and tick, 1 to 6. One more is used for every 200 members. With 32-byte
     #: rows one carries about 25 of them; at fan-out 3 and 200 ms each costs 21 KB/s.

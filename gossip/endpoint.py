@@ -11,19 +11,21 @@ what happened.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gossip import actions as io
 from gossip.codec import decode_packet
 from gossip.config import GossipConfig
-from gossip.errors import RemoteError, WrongClusterError
+from gossip.envelope import Envelope
+from gossip.errors import RemoteError, SealError, WrongClusterError
 from gossip.events import RowView
 from gossip.exchange import Exchange
 from gossip.health import LocalHealth
 from gossip.hub import Hub
 from gossip.identity import Address, Identity
 from gossip.incarnation import refutations_of
+from gossip.keyring import Keyring
 from gossip.limits import MAX_DATAGRAM_BYTES, MAX_FRAME_BYTES
 from gossip.member import Member, MemberState, MemberView
 from gossip.membership import Membership
@@ -58,11 +60,14 @@ MAX_GOODBYES = 32
 
 
 class Endpoint:
-    """One node's side of the protocol."""
+    """One node's side of the protocol. `envelope` seals and opens packets; without it they travel in clear."""
 
-    def __init__(self, identity: Identity, config: GossipConfig, rng: random.Random) -> None:
+    def __init__(
+        self, identity: Identity, config: GossipConfig, rng: random.Random, envelope: Envelope | None = None
+    ) -> None:
         self.config = config
-        self._hub = hub = Hub(identity, config, rng)
+        self.envelope = envelope or Envelope(Keyring(), identity.cluster, rng.randbytes)
+        self._hub = hub = Hub(identity, config, rng, self.envelope)
         self.rtts = RoundTrips()
         self.health = LocalHealth(config.health_max)
         self.sessions = Sessions(hub)
@@ -88,7 +93,7 @@ class Endpoint:
             case io.StreamRequested():
                 self._stream_request(event, now)
             case io.StreamReplied():
-                self._stream_reply(event, now)
+                self._stream_over(event.session, event.data, now)
             case io.StreamFailed():
                 self._stream_over(event.session, None, now)
             case io.RowSet():
@@ -172,7 +177,7 @@ class Endpoint:
     # --- datagrams ----------------------------------------------------------------------------------------------------
 
     def _datagram(self, event: io.DatagramReceived, now: float) -> None:
-        packet = self._decode(event.data, MAX_DATAGRAM_BYTES)
+        packet = self._opened(lambda: self.envelope.open(event.data), MAX_DATAGRAM_BYTES)
         if packet is None:
             return
         if packet.sender == self._hub.name:
@@ -211,9 +216,12 @@ class Endpoint:
             case PushPull():
                 self._hub.counters["refused"] += 1  # streams only
 
-    def _decode(self, data: bytes, most: int) -> Packet | None:
+    def _opened(self, unseal: Callable[[], bytes], most: int) -> Packet | None:
+        """Unseal, then decode, a packet; whatever is wrong with it is counted and it is dropped."""
         try:
-            return decode_packet(data, self._hub.identity.cluster, most)
+            return decode_packet(unseal(), self._hub.identity.cluster, most)
+        except SealError as error:
+            self._hub.counters[error.reason] += 1
         except WrongClusterError:
             self._hub.counters["wrong_cluster"] += 1
         except RemoteError:
@@ -232,11 +240,12 @@ class Endpoint:
                 self.slow.fill(first)
                 parcel.fill(first, member.name)
             if len(first):
-                self._hub.emit(io.SendDatagram(member.address, first.build()))
+                self._hub.send_packet(member.address, first)
         for data in parcel.rest():
+            sealed = self.envelope.seal(data)  # once for all of them: each has a replay window of its own
             for member in targets:
                 if self._feeds(member):
-                    self._hub.emit(io.SendDatagram(member.address, data))
+                    self._hub.emit(io.SendDatagram(member.address, sealed))
 
     def _feeds(self, member: Member) -> bool:
         return member.state.is_up and not self._hub.leaving
@@ -249,21 +258,30 @@ class Endpoint:
             self.sessions.open(Purpose.PROBE, address, (Ping(seq, member.name),), seq, self._now)
 
     def _stream_request(self, event: io.StreamRequested, now: float) -> None:
-        packet = self._decode(event.data, MAX_FRAME_BYTES)
-        part = packet.parts[0] if packet is not None and packet.parts else None
-        reply: Part | None = None
-        match part:
-            case Ping():
-                reply = Ack(part.seq, self._hub.name)
-            case SlowPull():
-                reply = self.slow.give(part, self.config.slow_chunk_bytes)
-            case PushPull() if packet is not None:
-                self.exchange.merge(packet.sender, part, self._address_of(packet.sender, part), now)
-                reply = self.exchange.table()
+        try:
+            data, token = self.envelope.open_request(event.data)
+        except SealError as error:
+            self._hub.counters[error.reason] += 1
+            self._hub.emit(io.CloseStream(event.stream))
+            return
+        packet = self._opened(lambda: data, MAX_FRAME_BYTES)
+        reply = self._stream_answer(packet, now) if packet is not None and packet.parts else None
         if reply is None:
             self._hub.emit(io.CloseStream(event.stream))
         else:
-            self._hub.emit(io.ReplyStream(event.stream, self._hub.frame((reply,))))
+            self._hub.emit(io.ReplyStream(event.stream, self.envelope.seal_reply(self._hub.frame((reply,)), token)))
+
+    def _stream_answer(self, packet: Packet, now: float) -> Part | None:
+        part = packet.parts[0]
+        match part:
+            case Ping():
+                return Ack(part.seq, self._hub.name)
+            case SlowPull():
+                return self.slow.give(part, self.config.slow_chunk_bytes)
+            case PushPull():
+                self.exchange.merge(packet.sender, part, self._address_of(packet.sender, part), now)
+                return self.exchange.table()
+        return None
 
     def _address_of(self, name: str, table: PushPull) -> Address | None:
         """Where the sender of a table listens: the stream itself came from another port."""
@@ -271,13 +289,14 @@ class Endpoint:
             return None
         return next(((r.host, r.port) for r in table.members[:1] if r.name == name), None)
 
-    def _stream_reply(self, event: io.StreamReplied, now: float) -> None:
-        self._stream_over(event.session, self._decode(event.data, MAX_FRAME_BYTES), now)
-
-    def _stream_over(self, session: int, packet: Packet | None, now: float) -> None:
+    def _stream_over(self, session: int, data: bytes | None, now: float) -> None:
+        """A stream that we opened has ended, with a reply or without."""
         ended = self.sessions.close(session)
         if ended is None:
             return
+        packet = None
+        if data is not None:
+            packet = self._opened(lambda: self.envelope.open_reply(data, ended.token), MAX_FRAME_BYTES)
         part = packet.parts[0] if packet is not None and packet.parts else None
         try:
             match ended.purpose:
@@ -309,6 +328,10 @@ class Endpoint:
     def counters(self) -> Mapping[str, int]:
         """How often what happened."""
         return self._hub.counters
+
+    def timers_set(self) -> int:
+        """How many timers are set; for `checks` and the simulator."""
+        return len(self._hub.timers)
 
     @property
     def timers(self) -> Mapping[str, float | None]:

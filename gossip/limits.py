@@ -31,8 +31,10 @@ MAX_VALUE_BYTES: Final = 1024
 #: Longest datagram that is looked at. Ours stay within `GossipConfig.datagram_budget`; a peer may be set higher.
 MAX_DATAGRAM_BYTES: Final = 9000
 
-#: Longest frame of a stream. The largest real one is the member table: 4096 members of about 700 bytes.
+#: Longest packet in a frame of a stream; the largest real one is the member table, 4096 members of about 700 bytes.
+#: Sealed it is a little longer on the wire.
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+MAX_SEAL_BYTES: Final = 64
 
 #: Parts in one packet, rows in one packet, members in one table exchange, entries of one delta, marks of one digest.
 MAX_PARTS: Final = 1024

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossip.actions import SendDatagram
 from gossip.codec import encode_part
 from gossip.health import LocalHealth
 from gossip.hub import Hub
@@ -210,7 +209,7 @@ class Prober:
             packet.add(encode_part(self._membership.rumour_about(member)))
         packet.add(encode_part(Ping(seq, member.name)))
         self._membership.fill(packet)
-        self._hub.emit(SendDatagram(member.address, packet.build()))
+        self._hub.send_packet(member.address, packet)
 
     def _forget_timers(self, seq: int) -> None:
         self._hub.timers.cancel((Timer.PROBE_DIRECT, seq))

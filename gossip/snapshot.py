@@ -18,6 +18,7 @@ def snapshot(endpoint: Endpoint, now: float) -> dict[str, Any]:
         "address": f"{_bracketed(me.host)}:{me.port}",
         "leaving": endpoint.leaving,
         "health_score": endpoint.health.score,
+        "keys": list(endpoint.envelope.keyring.ids),
         "members": [_member(endpoint, view, now) for view in endpoint.members(now)],
         "broadcasts_queued": len(endpoint.membership.broadcasts),
         "addresses_remembered": len(endpoint.exchange.book),
