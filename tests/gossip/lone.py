@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from gossip import Endpoint, GossipConfig, GossipEvent, Identity, MemberState, RowReceived
 from gossip import actions as io
@@ -105,3 +106,9 @@ class Lone:
                     self.streams.append(action)
                 case _:
                     self.replies.append(action)
+
+
+def quick(**changes: object) -> GossipConfig:
+    """A preset for tests of the long-term rules: the dead are forgotten soon."""
+    base = GossipConfig.lan(dead_keep_s=20.0, gossip_to_dead_s=5.0, push_pull_interval_s=5.0)
+    return replace(base, **changes)  # type: ignore[arg-type]

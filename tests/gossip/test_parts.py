@@ -21,10 +21,10 @@ from gossip.broadcast import BroadcastQueue, retransmits
 from gossip.codec import PacketBuilder
 from gossip.incarnation import first
 from gossip.messages import Dead, Left, Suspect
+from gossip.simulator import Simulator
 from gossip.suspicion import Suspicion, confirmations_wanted, suspicion_min_s
 from gossip.timers import Timer, Timers
 from tests.gossip.conftest import Lone
-from tests.gossip.simulator import Simulator
 
 #: The shell: what may know about loops, sockets, clocks and files.
 SHELL = {"agent", "framing", "sockets", "boot", "discovery", "__init__"}

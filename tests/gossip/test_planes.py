@@ -10,8 +10,8 @@ from gossip import GossipConfig, LocalError, RowReceived, SlowChanged
 from gossip import actions as io
 from gossip.incarnation import first
 from gossip.messages import Rows, SlowDelta, SlowDigest, SlowMark, SlowPull
+from gossip.simulator import SimNode, Simulator
 from tests.gossip.lone import OTHER, PEER, Lone, row
-from tests.gossip.simulator import Node, Simulator
 
 MakeLone = Callable[..., Lone]
 MakeSim = Callable[..., Simulator]
@@ -145,7 +145,7 @@ def test_slow_state_is_gap_free_under_loss_duplication_and_reordering(simulator:
     sim.run(3)
     changes: dict[str, dict[bytes, tuple[int, bytes | None]]] = {name: {} for name in sim.nodes}
 
-    def check(node: Node, _event: object) -> None:
+    def check(node: SimNode, _event: object) -> None:
         for owner, truth in changes.items():
             reached = node.endpoint.slow.version(owner)
             held = node.endpoint.slow_of(owner)
@@ -154,7 +154,7 @@ def test_slow_state_is_gap_free_under_loss_duplication_and_reordering(simulator:
             checked[0] += 1
 
     checked = [0]
-    sim.observe = lambda node, event: check(node, event) if isinstance(event, SlowChanged) else None
+    sim.listener = lambda node, event: check(node, event) if isinstance(event, SlowChanged) else None
     for _ in range(400):
         owner, key = sim.rng.choice(list(sim.nodes)), b"k%d" % sim.rng.randrange(30)
         value = None if sim.rng.random() < 0.3 else b"v%d" % sim.rng.randrange(1000)
@@ -166,7 +166,7 @@ def test_slow_state_is_gap_free_under_loss_duplication_and_reordering(simulator:
         sim.run(0.03)
     sim.run_until(lambda: all(converged(sim, name) for name in sim.nodes), 10)
     assert checked[0] > 1000
-    assert sim.stats["lost"] > 500
+    assert sim.report["lost"] > 500
 
 
 def test_a_restart_resets_its_slow_state_everywhere(simulator: MakeSim) -> None:
@@ -180,7 +180,7 @@ def test_a_restart_resets_its_slow_state_everywhere(simulator: MakeSim) -> None:
     sim.do("n1", io.KeyPut(b"new", b""))
     sim.run(2)
     assert dict(sim.nodes["n2"].endpoint.slow_of("n1")) == {b"new": b""}
-    assert sim.stats["resets"] >= 2
+    assert sim.report["resets"] >= 2
 
 
 def test_fifty_thousand_keys_travel_over_tcp_in_bounded_chunks_and_a_tick_stays_small(simulator: MakeSim) -> None:
@@ -190,12 +190,12 @@ def test_fifty_thousand_keys_travel_over_tcp_in_bounded_chunks_and_a_tick_stays_
     for i in range(50_000):
         sim.do("n1", io.KeyPut(i.to_bytes(9, "big"), b""))
     sim.run_until(lambda: converged(sim, "n1"), 3, step=0.2)
-    before = sim.nodes["n1"].sent_bytes
+    before = sim.nodes["n1"].bytes_out
     sim.do("n1", io.KeyPut(b"one more!", b""))
     sim.run(1)
     assert converged(sim, "n1")
-    assert sim.nodes["n1"].sent_bytes - before < 10_000
-    assert sim.stats["streams"] > 10
+    assert sim.nodes["n1"].bytes_out - before < 10_000
+    assert sim.report["streams"] > 10
 
 
 def test_owners_with_long_collected_tombstones_still_converge(simulator: MakeSim) -> None:
@@ -212,7 +212,7 @@ def test_owners_with_long_collected_tombstones_still_converge(simulator: MakeSim
             sim.heal()
         sim.run(0.01)
     sim.run_until(lambda: converged(sim, "n1"), 10)
-    assert sim.stats["resets"] > 0
+    assert sim.report["resets"] > 0
 
 
 def test_whoever_is_behind_asks_by_datagram_for_little_and_over_tcp_for_much(lone: MakeLone) -> None:
