@@ -198,7 +198,7 @@ class GossipAgent:
         """A node's slow state: a read-only view that follows it; empty for a stranger."""
         return self._running().slow_of(name)
 
-    def keys(self) -> list[dict[str, Any]]:
+    def keyring_view(self) -> list[dict[str, Any]]:
         """Show the ring: id, whether it seals, and how many packets of peers each key has opened since the start."""
         ids, opened = self._envelope.keyring.ids, self._envelope.opened
         return [{"id": key, "seals": key == ids[0], "opened": opened.get(key, 0)} for key in ids]

@@ -95,6 +95,10 @@ class Keyring:
         """Give the key with that id."""
         return next((key for key in self._keys if key.id == key_id), None)
 
+    def fill(self, keys: Iterable[ClusterKey]) -> None:
+        """Replace all keys, for whoever keeps the ring elsewhere. :raises LocalError: too many; nothing is changed."""
+        self._keys = Keyring(keys)._keys
+
     def add(self, key: ClusterKey) -> bool:
         """Open with this key too, from now on; False if it is in the ring already.
 

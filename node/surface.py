@@ -52,8 +52,18 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             decisions=metrics.decisions,
         ),
         health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
-        admin=Admin(settings.admin_token, node, lambda: node.admission.active),
+        admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
     )
+
+
+class KeyAdmin:
+    """The ring as `/admin/keys` sees it."""
+
+    def __init__(self, node: Node) -> None:
+        self.add = node.keys.add
+        self.use = node.keys.use
+        self.remove = node.keys.remove
+        self.list = node.gossip.keyring_view
 
 
 def gauges(node: Node) -> Iterable[Sample]:
