@@ -27,11 +27,13 @@ class GossipConfig:
     probe_timeout_s: float = 0.2
     #: Peers asked to probe in our stead, 0 to 8. More of them survive a bad path between two nodes, at 3 packets each.
     indirect_probes: int = 3
-    #: Suspicion lasts at least this many probe intervals (times log10 n above ten nodes). 2 to 16. Lower kills sooner
-    #: and forgives shorter stalls.
-    suspicion_mult: float = 4
+    #: Suspicion lasts at least this many probe intervals (times log100 n above a hundred nodes). 1 to 16. Lower kills
+    #: sooner and forgives shorter stalls.
+    suspicion_mult: float = 3.5
     #: An unconfirmed suspicion lasts this many times longer than a confirmed one. 1 to 8.
     suspicion_max_mult: float = 4
+    #: Further accusers that bring a suspicion down to its shortest, 0 to 16. In a cluster too small for them, none.
+    suspicion_confirmations: int = 2
     #: Worst score of local health, 1 to 16: a node that misses acks itself probes up to this many times slower.
     health_max: int = 8
     #: A handler that runs this much later than asked, in seconds, was itself stopped; it then blames nobody for it.
@@ -162,7 +164,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "probe_interval_s": (0.1, 30),
     "probe_timeout_s": (0.01, 30),
     "indirect_probes": (0, 8),
-    "suspicion_mult": (2, 16),
+    "suspicion_mult": (1, 16),
+    "suspicion_confirmations": (0, 16),
     "suspicion_max_mult": (1, 8),
     "health_max": (1, 16),
     "stall_s": (0.1, 60),

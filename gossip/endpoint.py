@@ -22,6 +22,7 @@ from gossip.errors import RemoteError, SealError, WrongClusterError
 from gossip.events import RowView
 from gossip.exchange import Exchange
 from gossip.health import LocalHealth
+from gossip.heartbeat import Heartbeat
 from gossip.hub import Hub
 from gossip.identity import Address, Identity
 from gossip.incarnation import refutations_of
@@ -76,6 +77,9 @@ class Endpoint:
         self.slow = SlowState(hub, self.membership, self.sessions)
         self.exchange = Exchange(hub, self.membership, self.slow, self.sessions)
         self.prober = Prober(hub, self.membership, self.health, self.rtts, self._dial_probe)
+        self.heartbeat = Heartbeat(hub, self.membership, self.health, self.prober.doubt)
+        self.rows.heartbeat = self.heartbeat.tick
+        self.membership.seen_at = self.rows.set_at
         self.membership.observers += [self.rows, self.slow, self.exchange, self.prober]
         self._now = self._started_at = 0.0
 

@@ -13,13 +13,15 @@ Rules
 7. A suspect is told of the accusation directly and first, so that it can refute before the rumour spreads.
 8. The dead and the departed are kept for `dead_keep_s`, then forgotten entirely; a report of the death of somebody
    unknown never creates a member.
+9. A suspect whose row is renewed after the suspicion began is not buried, whoever says so: it speaks, and will refute
+   once it hears. One that goes on speaking without hearing is buried after `HELD_MULT` times the longest suspicion.
 
 What else changes with this file: `checks.py` states the invariants, `exchange.py` feeds whole tables through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gossip.broadcast import BroadcastQueue, retransmits
@@ -68,6 +70,8 @@ class Membership:
         self._conflicts: dict[str, float] = {}
         #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
         self._superseded = False
+        #: When a member last showed life beside the protocol of this file: its latest row, on our clock.
+        self.seen_at: Callable[[str], float] = lambda name: float("-inf")
         self.broadcasts = BroadcastQueue()
         self.observers: list[Observer] = []
 
@@ -218,7 +222,7 @@ class Membership:
         config, size = self._hub.config, self.size()
         shortest = suspicion_min_s(config.suspicion_mult, size, config.probe_interval_s)
         longest = shortest * config.suspicion_max_mult
-        wanted = confirmations_wanted(config.suspicion_mult, size)
+        wanted = confirmations_wanted(config.suspicion_confirmations, size)
         if within_s is not None:
             shortest, longest, wanted = within_s, within_s, 0
         member.incarnation = rumour.incarnation
@@ -231,16 +235,28 @@ class Membership:
         self._notify(member, MemberState.ALIVE, now)
 
     def suspicion_over(self, name: str, now: float) -> None:
-        """The timer of a suspicion ran out: nobody refuted it."""
+        """The timer of a suspicion ran out: nobody refuted it. Who has shown life since it began gets more time."""
         member = self._members.get(name)
-        if member is not None and member.state is MemberState.SUSPECT:
+        if member is None or member.suspicion is None:
+            return
+        if not self._lives(member, member.suspicion, now):
             self.bury(member, now)
+            return
+        self._hub.counters["suspicions_held"] += 1
+        member.suspicion.started = self.seen_at(name)
+        self._hub.timers.set((Timer.SUSPICION, name), max(now, member.suspicion.deadline()))
+        for observer in self.observers:
+            observer.member_doubted(member, now)
+
+    def _lives(self, member: Member, suspicion: Suspicion, now: float) -> bool:
+        """Whether the suspect has renewed its row since: it speaks, and gets time to refute, within reason (rule 9)."""
+        return self.seen_at(member.name) > suspicion.started and now < suspicion.ends_at
 
     def shift_suspicions(self, seconds: float) -> None:
         """We were stopped for that long: running suspicions started later by as much. Their timers move with them."""
         for member in self:
             if member.suspicion is not None:
-                member.suspicion.started += seconds
+                member.suspicion.shift(seconds)
 
     def bury(self, member: Member, now: float) -> None:
         """Hold a member for dead, on evidence of our own, and spread it."""
@@ -259,7 +275,9 @@ class Membership:
             return
         raised = rumour.incarnation > member.incarnation
         member.incarnation = rumour.incarnation
-        if member.state is MemberState.SUSPECT:
+        if member.suspicion is not None and self._lives(member, member.suspicion, now):
+            self._hub.counters["deaths_doubted"] += 1
+        elif member.state is MemberState.SUSPECT:
             self._end(member, MemberState.DEAD, now)
             self.broadcasts.put(rumour)
         elif raised and member.state is MemberState.DEAD:

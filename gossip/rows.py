@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -33,12 +34,29 @@ _YOUNG_MS, _YOUNG_HEADER, _OLD_HEADER = 65_536, 6, 8
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
+    """A row as it is held here."""
+
     row: Row
     #: When the owner set it, on our own clock.
     set_at: float
     #: Who gave it to us.
     source: str
+    #: Sequence number and time of the first row of that boot that came here.
+    first_seq: int
+    first_at: float
+    #: Whether we have probed the owner because this row is old.
+    doubted: bool = False
+
+    @property
+    def renewals(self) -> int:
+        """How often the owner has renewed its row since we first heard of one."""
+        return self.row.seq - self.first_seq
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between two renewals on average; only where there were some."""
+        return (self.set_at - self.first_at) / self.renewals
 
 
 _BY_AGE = attrgetter("set_at")
@@ -47,7 +65,7 @@ _BY_AGE = attrgetter("set_at")
 class Parcel:
     """The rows of one gossip tick, freshest first: the head goes to each peer its own way, the rest to all alike."""
 
-    def __init__(self, hub: Hub, rows: list[_Held], datagrams: int, now: float) -> None:
+    def __init__(self, hub: Hub, rows: list[Held], datagrams: int, now: float) -> None:
         self._hub = hub
         self._rows = rows
         self._datagrams = datagrams
@@ -92,8 +110,10 @@ class LoadRows:
     def __init__(self, hub: Hub, membership: Membership) -> None:
         self._hub = hub
         self._membership = membership
-        self._rows: dict[str, _Held] = {}
-        self._own: _Held | None = None
+        self._rows: dict[str, Held] = {}
+        self._own: Held | None = None
+        #: Shown the rows of others at each tick, freshest first.
+        self.heartbeat: Callable[[Sequence[Held], float], None] = lambda rows, now: None
 
     def set_own(self, payload: bytes, now: float) -> None:
         """Replace our own row.
@@ -103,7 +123,8 @@ class LoadRows:
         if len(payload) > self._hub.config.max_row_bytes:
             raise LocalError(f"row has {len(payload)} bytes, {self._hub.config.max_row_bytes} is the limit")
         seq = self._own.row.seq + 1 if self._own is not None else 1
-        self._own = _Held(make_row(self._hub.name, self._hub.boot, seq, payload), now, self._hub.name)
+        row = make_row(self._hub.name, self._hub.boot, seq, payload)
+        self._own = Held(row, now, self._hub.name, 1, now)
 
     def receive(self, rows: Rows, sender: str, now: float) -> None:
         """Keep those rows that are newer than the ones held."""
@@ -115,7 +136,11 @@ class LoadRows:
                     continue
             elif not self._admits(row):
                 continue
-            table[row.name] = _Held(row, now - age_ms / 1000, sender)
+            set_at = now - age_ms / 1000
+            if held is not None and held.row.boot == row.boot:
+                table[row.name] = Held(row, set_at, sender, held.first_seq, held.first_at)
+            else:
+                table[row.name] = Held(row, set_at, sender, row.seq, set_at)
             fresh.append(row.name)
         if fresh:
             self._hub.emit(RowsReceived(tuple(fresh)))
@@ -133,6 +158,7 @@ class LoadRows:
         oldest = now - self._hub.config.row_relay_s
         rows = [held for held in self._rows.values() if held.set_at >= oldest]
         rows.sort(key=_BY_AGE, reverse=True)
+        self.heartbeat(rows, now)
         own = self._current_own()
         if own is not None:
             rows.insert(0, own)
@@ -146,11 +172,16 @@ class LoadRows:
             return None
         return RowView(name, held.row.boot, held.row.seq, held.row.payload, max(0.0, now - held.set_at))
 
+    def set_at(self, name: str) -> float:
+        """When a peer's latest row was set, on our clock: it lived then. Minus infinity if there is none."""
+        held = self._rows.get(name)
+        return held.set_at if held is not None else float("-inf")
+
     def names(self) -> set[str]:
         """Whose rows are held."""
         return set(self._rows)
 
-    def _current_own(self) -> _Held | None:
+    def _current_own(self) -> Held | None:
         own = self._own
         if own is not None and own.row.boot != self._hub.boot:  # our boot was raised: peers want it in the new one
             own.row = make_row(own.row.name, self._hub.boot, own.row.seq, own.row.payload)

@@ -79,8 +79,9 @@ def test_shifted_timers_keep_their_distances() -> None:
 
 def test_suspicion_times_follow_the_formula() -> None:
     assert suspicion_min_s(4, 3, 1.0) == 4.0
-    assert suspicion_min_s(4, 100, 1.0) == 8.0
-    assert [confirmations_wanted(4, n) for n in (2, 3, 4, 100)] == [0, 0, 2, 2]
+    assert suspicion_min_s(4, 100, 1.0) == 4.0
+    assert suspicion_min_s(4, 1000, 1.0) == pytest.approx(6.0)
+    assert [confirmations_wanted(2, n) for n in (2, 3, 4, 100)] == [0, 0, 2, 2]
     running = Suspicion(100.0, 4.0, 24.0, 3, "a")
     assert running.deadline() == 124.0
     assert running.confirm("b")
