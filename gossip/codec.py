@@ -3,9 +3,9 @@
 Promise: whatever the bytes, `decode_packet` either returns a packet whose every field is within the protocol's limits,
 or raises `RemoteError` (`WrongClusterError` for another cluster's label) and nothing else. A fuzz test holds it to it.
 
-A packet is the version byte followed by the msgpack array `[label, sender, incarnation, [part, ...]]`; a part is
-`[kind, field, ...]`. Kinds that we do not know and fields beyond those that we know are skipped, so that a later
-version may add some. Maps and extension types are refused.
+A packet is the version byte followed by the msgpack array `[label, sender, incarnation, [part, ...]]`; a part is the
+bytes of the msgpack array `[kind, field, ...]`. Kinds that we do not know and fields beyond those that we know are
+skipped, so that a later version may add some. Maps and extension types are refused.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
 
 def encode_part(part: Part) -> bytes:
     """Encode one part; it can be put into any number of packets."""
-    return _pack(_ENCODERS[type(part)](part))
+    return _pack(_pack(_ENCODERS[type(part)](part)))
 
 
 def make_row(name: str, boot: int, seq: int, payload: bytes) -> Row:
@@ -91,7 +91,7 @@ def make_row(name: str, boot: int, seq: int, payload: bytes) -> Row:
 
 def encode_rows(flat: list[Any]) -> bytes:
     """Encode a `Rows` part from the flat list `age_ms, encoded row, age_ms, ...`: what `encode_part` would give."""
-    return _pack([9, flat])
+    return _pack(_pack([9, flat]))
 
 
 class PacketBuilder:
@@ -147,7 +147,15 @@ def _int(value: Any, below: int, least: int = 0) -> int:
 
 
 def _name(value: Any) -> str:
-    if type(value) is not str or not limits.NAME_PATTERN.match(value):
+    if type(value) is not str:
+        raise RemoteError("not a node name")
+    return _known_name(value)
+
+
+@lru_cache(maxsize=8192)
+def _known_name(value: str) -> str:
+    # The same few thousand names come again and again: each is checked once, and is one object wherever it is kept.
+    if not limits.NAME_PATTERN.match(value):
         raise RemoteError("not a node name")
     return value
 
@@ -291,10 +299,26 @@ def _load(data: bytes | memoryview) -> Any:
 def _parts(raw: Any) -> tuple[Part, ...]:
     parts = []
     for item in _list(raw, limits.MAX_PARTS):
-        fields = _list(item, 64)
-        if fields and (decoder := _DECODERS.get(_int(fields[0], 256))):
-            parts.append(decoder(fields))
+        if type(item) is not bytes:
+            raise RemoteError("a part is bytes")
+        # The second byte is the kind, after the header of the array, in all that we send ourselves.
+        part = _rumour(item) if item[1:2] in _RUMOURS and len(item) <= _MOST_RUMOUR_BYTES else _part(item)
+        if part is not None:
+            parts.append(part)
     return tuple(parts)
+
+
+def _part(item: bytes) -> Part | None:
+    """Decode one part; None for a kind that we do not know."""
+    fields = _list(_load(item), 64)
+    decoder = _DECODERS.get(_int(fields[0], 256)) if fields else None
+    return decoder(fields) if decoder is not None else None
+
+
+#: Rumours come in from many peers, each the same bytes: the last ones are remembered, at most 4 MB of them.
+_RUMOURS: Final = frozenset(bytes([kind]) for kind in (5, 6, 7, 8))
+_MOST_RUMOUR_BYTES: Final = 1024
+_rumour: Final = lru_cache(maxsize=4096)(_part)
 
 
 def decode_packet(data: bytes, cluster: str, most_bytes: int) -> Packet:

@@ -92,8 +92,9 @@ trees = st.recursive(
 @given(trees, st.lists(st.tuples(st.integers(-1, 16), st.lists(trees, max_size=8)), max_size=3))
 def test_arbitrary_structures_raise_only_the_remote_kind(tree: Any, items: list[tuple[int, list[Any]]]) -> None:
     never_but_remote(b"\x01" + msgpack.packb(tree))
-    bodies = [[kind, *fields] for kind, fields in items]
+    bodies: list[Any] = [msgpack.packb([kind, *fields]) for kind, fields in items]
     never_but_remote(b"\x01" + msgpack.packb(["test", "peer", 70000, bodies]))
+    never_but_remote(b"\x01" + msgpack.packb(["test", "peer", 70000, [*bodies, tree]]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -164,7 +165,8 @@ def test_another_label_and_another_version_are_refused_by_name() -> None:
 
 
 def test_unknown_kinds_and_further_fields_of_a_later_version_are_skipped() -> None:
-    raw = b"\x01" + msgpack.packb(["test", "peer", 70000, [[99, "new"], [4, 7, "more"]], "later"])
+    parts = [msgpack.packb([99, "new"]), msgpack.packb([4, 7, "more"])]
+    raw = b"\x01" + msgpack.packb(["test", "peer", 70000, parts, "later"])
     assert decode_packet(raw, "test", 9000).parts == (m.Nack(7),)
 
 
