@@ -13,8 +13,9 @@ from gossip.events import GossipEvent, MemberChanged, SlowChanged, SlowReset
 from gossip.member import MemberState
 from gossip.simulator.node import INBOX, SimNode
 
-#: Timers that an endpoint has beside one per member under suspicion, two per probe, one per relay and session.
-FIXED_TIMERS = 16
+#: Timers that an endpoint has beside one per member under suspicion, two per probe, one per relay and session: the
+#: five periodic ones, and room for what a plane may add.
+FIXED_TIMERS = 8
 
 
 class Violation(AssertionError):
