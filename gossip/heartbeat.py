@@ -77,7 +77,7 @@ class Heartbeat:
         for held in reversed(rows):
             if now - held.set_at <= bound or self._health.score > MAX_SCORE:
                 return
-            if held.doubted or not self._renewed_regularly(held) or (odds < 1 and random() >= odds):
+            if (odds < 1 and random() >= odds) or held.doubted or not self._renewed_regularly(held):
                 continue
             member = self._membership.up(held.row.name)
             if member is not None and self._doubt(member, now):

@@ -66,7 +66,8 @@ class Membership:
         self._rtts = rtts
         self._members: dict[str, Member] = {}
         self._tenants: dict[Address, str] = {}
-        self._size: int | None = None
+        #: Who is up, and who is not; None when that has changed. Asked for at every tick, changed by few.
+        self._split: tuple[list[Member], list[Member]] | None = None
         self._conflicts: dict[str, float] = {}
         #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
         self._superseded = False
@@ -99,15 +100,21 @@ class Membership:
 
     def size(self) -> int:
         """Cluster size for the formulas: members that are up, and us."""
-        if self._size is None:  # asked for every packet, changed by few
-            self._size = 1 + sum(1 for m in self._members.values() if m.state.is_up)
-        return self._size
+        return 1 + len(self._sides()[0])
 
     def sample(self, count: int, now: float) -> list[Member]:
         """Draw peers for one gossip tick: those up, and the dead of late, who may want to refute."""
-        until = self._hub.config.gossip_to_dead_s
-        pool = [m for m in self if m.state.is_up or (m.state is MemberState.DEAD and now - m.state_since < until)]
-        return pool if len(pool) <= count else self._hub.rng.sample(pool, count)
+        pool, down = self._sides()
+        if down:
+            since = now - self._hub.config.gossip_to_dead_s
+            pool = pool + [m for m in down if m.state is MemberState.DEAD and m.state_since > since]
+        return list(pool) if len(pool) <= count else self._hub.rng.sample(pool, count)
+
+    def _sides(self) -> tuple[list[Member], list[Member]]:
+        if self._split is None:
+            up = [m for m in self._members.values() if m.state.is_up]
+            self._split = up, [m for m in self._members.values() if not m.state.is_up]
+        return self._split
 
     def fill(self, builder: PacketBuilder) -> None:
         """Piggy-back rumours onto a packet."""
@@ -163,7 +170,8 @@ class Membership:
             return
         member = Member(rumour.name, rumour.incarnation, rumour.host, rumour.port, rumour.meta, MemberState.ALIVE, now)
         self._members[rumour.name] = member
-        self._size = None
+        if self._split is not None:
+            self._split[0].append(member)
         self._settle(member, now)
         self.broadcasts.put(rumour)
         self._notify(member, None, now)
@@ -364,6 +372,7 @@ class Membership:
         keep = self._hub.config.dead_keep_s
         for member in [m for m in self if not m.state.is_up and now - m.state_since >= keep]:
             del self._members[member.name]
+            self._split = None
             self.broadcasts.drop(member.name)
 
     def _end(self, member: Member, state: MemberState, now: float) -> None:
@@ -385,8 +394,9 @@ class Membership:
             member.suspicion = None
             self._hub.timers.cancel((Timer.SUSPICION, member.name))
         if member.state is not state:
+            if member.state.is_up is not state.is_up:
+                self._split = None
             member.state, member.state_since = state, now
-            self._size = None
 
     def _notify(self, member: Member, previous: MemberState | None, now: float) -> None:
         view = member.view(now, self._rtts.get(member.name))

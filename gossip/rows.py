@@ -29,7 +29,7 @@ from gossip.messages import Row, Rows
 #: Members per datagram of rows: 1 datagram up to 199, 6 at 1000. Keeps the p99 age near 2 s; see docs/benchmarks.md.
 MEMBERS_PER_DATAGRAM = 200
 #: Bytes of a `Rows` part beside its rows, and of one row beside its own bytes: age up to 65 s, or any age.
-_PART_HEADER = 5
+_PART_HEADER = 8
 _YOUNG_MS, _YOUNG_HEADER, _OLD_HEADER = 65_536, 6, 8
 
 
@@ -70,6 +70,8 @@ class Parcel:
         self._rows = rows
         self._datagrams = datagrams
         self._now = now
+        #: Age and size of the first rows, as far as they were needed: the head is packed once per peer.
+        self._priced: list[tuple[int, int]] = []
         #: Where the rest begins: no peer's first datagram ended before it.
         self._taken = len(rows)
 
@@ -89,19 +91,29 @@ class Parcel:
     def _pack(self, packet: PacketBuilder, start: int, target: str | None) -> int:
         """Add rows from `start` on; gives the index of the first that did not fit."""
         flat: list[Any] = []
-        room, end = packet.room - _PART_HEADER, start
+        room, end, priced = packet.room - _PART_HEADER, start, self._priced
         for held in self._rows[start : start + MAX_ROWS]:
+            if end == len(priced):
+                priced.append(self._price(held))
             row = held.row
             if target is None or target not in (row.name, held.source):
-                age_ms = min(MAX_AGE_MS - 1, max(0, round((self._now - held.set_at) * 1000)))
-                room -= len(row.encoded) + (_YOUNG_HEADER if age_ms < _YOUNG_MS else _OLD_HEADER)
+                age_ms, size = priced[end]
+                room -= size
                 if room < 0:
                     break
-                flat += (age_ms, row.encoded)
+                flat.append(age_ms)
+                flat.append(row.encoded)
             end += 1
         if flat:
             packet.add(encode_rows(flat))
         return end
+
+    def _price(self, held: Held) -> tuple[int, int]:
+        """Age in milliseconds and bytes in the packet."""
+        age_ms = int((self._now - held.set_at) * 1000 + 0.5)
+        if 0 <= age_ms < _YOUNG_MS:
+            return age_ms, len(held.row.encoded) + _YOUNG_HEADER
+        return max(0, min(MAX_AGE_MS - 1, age_ms)), len(held.row.encoded) + _OLD_HEADER
 
 
 class LoadRows:
@@ -129,19 +141,25 @@ class LoadRows:
     def receive(self, rows: Rows, sender: str, now: float) -> None:
         """Keep those rows that are newer than the ones held."""
         table, fresh = self._rows, []
+        # This loop runs some thousand times a second in a large cluster: rows are compared first, and moved in place.
         for row, age_ms in zip(rows.rows, rows.ages_ms, strict=True):
-            held = table.get(row.name)
-            if held is not None and held.row.boot == row.boot:
-                if row.seq <= held.row.seq:
-                    continue
-            elif not self._admits(row):
+            name = row.name
+            held = table.get(name)
+            if held is not None and row.seq <= held.row.seq and row.boot == held.row.boot:
                 continue
-            set_at = now - age_ms / 1000
-            if held is not None and held.row.boot == row.boot:
-                table[row.name] = Held(row, set_at, sender, held.first_seq, held.first_at)
+            if held is not None and row.boot == held.row.boot:
+                del table[name]  # to enter it again at the end: a table in the order of arrival is soon sorted
+                table[name] = held
+                held.row = row
+                held.set_at = now - age_ms / 1000
+                held.source = sender
+                held.doubted = False
+            elif self._admits(row):
+                set_at = now - age_ms / 1000
+                table[name] = Held(row, set_at, sender, row.seq, set_at)
             else:
-                table[row.name] = Held(row, set_at, sender, row.seq, set_at)
-            fresh.append(row.name)
+                continue
+            fresh.append(name)
         if fresh:
             self._hub.emit(RowsReceived(tuple(fresh)))
 
@@ -156,8 +174,10 @@ class LoadRows:
     def parcel(self, now: float) -> Parcel:
         """Prepare one tick: what is worth passing on, ours and then the freshest first."""
         oldest = now - self._hub.config.row_relay_s
-        rows = [held for held in self._rows.values() if held.set_at >= oldest]
-        rows.sort(key=_BY_AGE, reverse=True)
+        rows = sorted(self._rows.values(), key=_BY_AGE)
+        rows.reverse()
+        while rows and rows[-1].set_at < oldest:
+            rows.pop()
         self.heartbeat(rows, now)
         own = self._current_own()
         if own is not None:

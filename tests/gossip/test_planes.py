@@ -117,7 +117,7 @@ def test_rows_use_only_their_budget_and_each_datagram_stands_alone(
     assert len(gossiped) == 3
     for parts in gossiped:
         names = [r.name for part in parts for r in part.rows]
-        assert 5 <= len(set(names)) <= len(names) <= 6
+        assert 4 <= len(set(names)) <= len(names) <= 6  # where heads differ, what follows may repeat a row
         assert all(age < 1000 for part in parts for age in part.ages_ms)
 
 
