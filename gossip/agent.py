@@ -198,6 +198,10 @@ class GossipAgent:
         """A node's slow state: a read-only view that follows it; empty for a stranger."""
         return self._running().slow_of(name)
 
+    def estimate_rtt_s(self, a: str, b: str) -> float | None:
+        """Estimate the round-trip time between any two members, in seconds; None while one is not located."""
+        return self._running().estimate_rtt_s(a, b)
+
     def keyring_view(self) -> list[dict[str, Any]]:
         """Show the ring: id, whether it seals, and how many packets of peers each key has opened since the start."""
         ids, opened = self._envelope.keyring.ids, self._envelope.opened

@@ -31,6 +31,7 @@ from gossip.messages import (
     Part,
     Ping,
     PingRequest,
+    Place,
     PushPull,
     Row,
     Rows,
@@ -71,6 +72,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
     Rows: lambda p: [9, [x for pair in zip(p.ages_ms, (r.encoded for r in p.rows), strict=True) for x in pair]],
     SlowDigest: lambda p: [10, [x for m in p.marks for x in (m.name, m.boot, m.version)]],
     SlowDelta: _delta_fields,
+    Place: lambda p: [14, p.name, p.boot, p.seq, p.coordinate],
     SlowPull: lambda p: [12, p.name, p.boot, p.base, p.floor],
     PushPull: lambda p: [
         13,
@@ -274,6 +276,7 @@ _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
     10: _digest,
     11: _delta,
     12: lambda f: SlowPull(_name(f[1]), _boot(f[2]), _counter(f[3]), _counter(f[4])),
+    14: lambda f: Place(_name(f[1]), _boot(f[2]), _counter(f[3]), _bytes(f[4], limits.MAX_COORDINATE_BYTES)),
     13: lambda f: PushPull(tuple(_record(r) for r in _list(f[1], limits.MAX_RECORDS))),
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 from gossip import actions as io
 from gossip.codec import decode_packet
 from gossip.config import GossipConfig
+from gossip.coordinates import Coordinates
 from gossip.envelope import Envelope
 from gossip.errors import RemoteError, SealError, WrongClusterError
 from gossip.events import RowView
@@ -40,6 +41,7 @@ from gossip.messages import (
     Part,
     Ping,
     PingRequest,
+    Place,
     PushPull,
     Rows,
     SlowDelta,
@@ -76,11 +78,14 @@ class Endpoint:
         self.rows = LoadRows(hub, self.membership)
         self.slow = SlowState(hub, self.membership, self.sessions)
         self.exchange = Exchange(hub, self.membership, self.slow, self.sessions)
-        self.prober = Prober(hub, self.membership, self.health, self.rtts, self._dial_probe)
+        self.coordinates = Coordinates(hub, self.membership)
+        self.prober = Prober(
+            hub, self.membership, self.health, self.rtts, coordinates=self.coordinates, dial=self._dial_probe
+        )
         self.heartbeat = Heartbeat(hub, self.membership, self.health, self.prober.doubt)
         self.rows.heartbeat = self.heartbeat.tick
         self.membership.seen_at = self.rows.set_at
-        self.membership.observers += [self.rows, self.slow, self.exchange, self.prober]
+        self.membership.observers += [self.rows, self.slow, self.exchange, self.coordinates, self.prober]
         self._now = self._started_at = 0.0
 
     # --- in -----------------------------------------------------------------------------------------------------------
@@ -211,6 +216,8 @@ class Endpoint:
                 self.membership.apply(part, now)
             case Rows():
                 self.rows.receive(part, packet.sender, now)
+            case Place():
+                self.coordinates.receive(part)
             case SlowDigest():
                 self.slow.digested(part, source, now)
             case SlowPull():
@@ -242,6 +249,7 @@ class Endpoint:
             self.membership.fill(first)
             if self._feeds(member):
                 self.slow.fill(first)
+                self.coordinates.fill(first)
                 parcel.fill(first, member.name)
             if len(first):
                 self._hub.send_packet(member.address, first)
@@ -366,6 +374,10 @@ class Endpoint:
     def row(self, name: str, now: float) -> RowView | None:
         """The latest load row of a node."""
         return self.rows.get(name, now)
+
+    def estimate_rtt_s(self, a: str, b: str) -> float | None:
+        """Estimate the round-trip time between any two members, in seconds; None while one is not located."""
+        return self.coordinates.estimate_rtt_s(a, b)
 
     def slow_of(self, name: str) -> Mapping[bytes, bytes]:
         """A node's slow state: a read-only view that follows it."""

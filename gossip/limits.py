@@ -24,6 +24,9 @@ MAX_ROW_BYTES: Final = 1024
 #: The same with its header (name, boot and sequence number at their largest).
 MAX_ENCODED_ROW_BYTES: Final = MAX_ROW_BYTES + 100
 
+#: A network coordinate; more than one has, so that a later version may have more dimensions.
+MAX_COORDINATE_BYTES: Final = 128
+
 #: Key and value of the slow state.
 MAX_KEY_BYTES: Final = 64
 MAX_VALUE_BYTES: Final = 1024

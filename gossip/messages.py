@@ -128,6 +128,19 @@ class Rows:
     rows: tuple[Row, ...]
 
 
+# --- network coordinates ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where `name` lies among the others, as of its `seq`-th change; the bytes of a `gossip.coordinate.Coordinate`."""
+
+    name: str
+    boot: int
+    seq: int
+    coordinate: bytes
+
+
 # --- slow state -------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +198,7 @@ Part = (
     | Left
     | PushPull
     | Rows
+    | Place
     | SlowDigest
     | SlowPull
     | SlowDelta

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossip.codec import encode_part
+from gossip.coordinates import Coordinates
 from gossip.health import LocalHealth
 from gossip.hub import Hub
 from gossip.identity import Address
@@ -64,12 +65,15 @@ class Prober:
         membership: Membership,
         health: LocalHealth,
         rtts: RoundTrips,
+        *,
+        coordinates: Coordinates,
         dial: Callable[[int, Address], None],
     ) -> None:
         self._hub = hub
         self._membership = membership
         self._health = health
         self._rtts = rtts
+        self._coordinates = coordinates
         self._dial = dial
         self._round: list[str] = []
         self._probes: dict[int, _Probe] = {}
@@ -149,6 +153,7 @@ class Prober:
         member.verified = True
         if not probe.indirect:
             self._rtts.add(member.name, now - probe.sent_at)
+            self._coordinates.measured(member.name, now - probe.sent_at)
 
     def nacked(self, seq: int) -> None:
         """A helper is well but the target silent to it too."""
@@ -161,8 +166,8 @@ class Prober:
     def pinged(self, ping: Ping, source: Address) -> None:
         """Answer with our own name, whoever was meant; and with our record, if we were mistaken for another."""
         ack = Ack(ping.seq, self._hub.name)
-        if ping.target == self._hub.name:
-            self._hub.send(source, ack)
+        if ping.target == self._hub.name:  # the place first: the asker needs it when it reads the ack
+            self._hub.send(source, self._coordinates.own(), ack)
         else:
             self._hub.send(source, ack, self._hub.alive())
 
