@@ -63,12 +63,20 @@ MAX_GOODBYES = 32
 
 
 class Endpoint:
-    """One node's side of the protocol. `envelope` seals and opens packets; without it they travel in clear."""
+    """One node's side of the protocol. `envelope` seals and opens packets; without it they travel in clear. `decode` is
+    for a simulation, where several endpoints get the same bytes and one reading of them is enough.
+    """
 
     def __init__(
-        self, identity: Identity, config: GossipConfig, rng: random.Random, envelope: Envelope | None = None
+        self,
+        identity: Identity,
+        config: GossipConfig,
+        rng: random.Random,
+        envelope: Envelope | None = None,
+        decode: Callable[[bytes, str, int], Packet] = decode_packet,
     ) -> None:
         self.config = config
+        self._decode = decode
         self.envelope = envelope or Envelope(Keyring(), identity.cluster, rng.randbytes)
         self._hub = hub = Hub(identity, config, rng, self.envelope)
         self.rtts = RoundTrips()
@@ -230,7 +238,7 @@ class Endpoint:
     def _opened(self, unseal: Callable[[], bytes], most: int) -> Packet | None:
         """Unseal, then decode, a packet; whatever is wrong with it is counted and it is dropped."""
         try:
-            return decode_packet(unseal(), self._hub.identity.cluster, most)
+            return self._decode(unseal(), self._hub.identity.cluster, most)
         except SealError as error:
             self._hub.counters[error.reason] += 1
         except WrongClusterError:

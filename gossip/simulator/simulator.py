@@ -12,9 +12,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gossip import actions as io
+from gossip.codec import decode_packet
 from gossip.config import GossipConfig
 from gossip.endpoint import Endpoint
 from gossip.events import GossipEvent, MemberChanged, NameConflict, SlowReset
@@ -30,6 +32,8 @@ from gossip.simulator.report import Report
 INSPECT_S = 1.0
 #: A node that was paused is not yet well for this many seconds: its word that it is back has to travel.
 GRACE_S = 1.0
+#: Decoded packets that are remembered for their further receivers.
+REMEMBERED = 4096
 #: A timer fires this much late, in seconds, so that rounding of the clock's offset never makes it early.
 _ROUNDING_S = 1e-9
 
@@ -64,6 +68,8 @@ class Simulator:
         self._at: dict[Address, SimNode] = {}
         self._replies: dict[int, tuple[SimNode, int]] = {}
         self._streams = 0
+        #: Every datagram is decoded, but one that went to several nodes only once: packets are immutable.
+        self._decode = lru_cache(maxsize=REMEMBERED)(decode_packet)
         self._boots = 0
         self._incidents: set[tuple[str, int, int]] = set()
         self._homes = 0
@@ -89,7 +95,7 @@ class Simulator:
         self._boots += 1
         identity = Identity(name, cluster, incarnation, *address, meta=name.encode())
         clock = Clock(self.rng.uniform(10, 100_000) - self.now)
-        endpoint = Endpoint(identity, config or self.config, random.Random(self.rng.random()))
+        endpoint = Endpoint(identity, config or self.config, random.Random(self.rng.random()), decode=self._decode)
         node = SimNode(name, self._boots, endpoint, address, clock)
         if address in self._at:
             self._at[address].running = False
