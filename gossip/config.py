@@ -91,6 +91,8 @@ class GossipConfig:
     slow_pulls: int = 4
     #: Keys per owner, 1 to 65536: ours are refused beyond it, a peer's copy stops growing.
     max_slow_keys: int = 65_536
+    #: Entries of all copies together, 1000 to 100 million: beyond it they stop growing. One takes about 250 bytes here.
+    max_slow_entries: int = 4_000_000
     #: Tombstones per owner, 16 to 65536, and seconds until one is collected. A copy that is further behind than the
     #: collected ones is read anew from the beginning.
     max_tombstones: int = 16_384
@@ -189,6 +191,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "slow_chunk_bytes": (4096, 1 << 20),
     "slow_pulls": (1, 16),
     "max_slow_keys": (1, 65_536),
+    "max_slow_entries": (1000, 100_000_000),
     "max_tombstones": (16, 65_536),
     "tombstone_keep_s": (1, 86_400),
     "session_timeout_s": (0.1, 60),

@@ -250,13 +250,13 @@ class Endpoint:
     def _gossip(self, now: float) -> None:
         """One tick: rumours first, then slow marks, then rows, to each chosen peer."""
         self._hub.timers.set((Timer.GOSSIP, 0), now + self.config.gossip_interval_s)
-        parcel = self.rows.parcel(now)
+        parcel, digest = self.rows.parcel(now), self.slow.digest()
         targets = self.membership.sample(self.config.fanout, now)
         for member in targets:
             first = self._hub.packet()
             self.membership.fill(first)
             if self._feeds(member):
-                self.slow.fill(first)
+                self.slow.fill(first, digest)
                 self.coordinates.fill(first)
                 parcel.fill(first, member.name)
             if len(first):

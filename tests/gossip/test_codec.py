@@ -54,6 +54,7 @@ parts = st.one_of(
     st.lists(st.tuples(st.integers(0, (1 << 32) - 1), rows), max_size=4).map(
         lambda pairs: m.Rows(tuple(age for age, _ in pairs), tuple(row for _, row in pairs))
     ),
+    st.builds(m.Place, names, boots, counters, st.binary(max_size=60)),
     st.builds(m.SlowDigest, st.lists(st.builds(m.SlowMark, names, boots, counters), max_size=4).map(tuple)),
     st.builds(m.SlowPull, names, boots, counters, counters),
     deltas(),
