@@ -3,7 +3,7 @@
 `GossipAgent` is the asyncio shell for real sockets; `Endpoint` is the same protocol without IO, for the simulator.
 """
 
-from gossip.agent import GossipAgent, parse_seed
+from gossip.agent import GossipAgent
 from gossip.config import GossipConfig
 from gossip.endpoint import Endpoint
 from gossip.errors import (
@@ -28,6 +28,7 @@ from gossip.events import (
 from gossip.identity import Address, Identity
 from gossip.keyring import ClusterKey, Keyring
 from gossip.member import MemberState, MemberView
+from gossip.seeds import parse_seed
 
 __all__ = [
     "Address",

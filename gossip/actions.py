@@ -56,6 +56,13 @@ class SeedsAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class SeedsRemoved:
+    """Addresses that a name no longer stands for: not dialled for their own sake any more."""
+
+    seeds: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowSet:
     """The node measured itself: its new load row."""
 
@@ -89,6 +96,7 @@ Input = (
     | StreamReplied
     | StreamFailed
     | SeedsAdded
+    | SeedsRemoved
     | RowSet
     | KeyPut
     | KeyDeleted

@@ -121,6 +121,8 @@ class Endpoint:
                 self.slow.delete(event.key, now)
             case io.SeedsAdded():
                 self.exchange.add_seeds(event.seeds, now)
+            case io.SeedsRemoved():
+                self.exchange.remove_seeds(event.seeds)
             case io.Started():
                 self._start(now)
             case io.LeaveRequested():

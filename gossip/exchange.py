@@ -73,6 +73,11 @@ class Exchange:
                 self.book.add_seed(seed, now)
         self._hub.timers.set((Timer.REDIAL, 0), now)
 
+    def remove_seeds(self, seeds: tuple[Address, ...]) -> None:
+        """Forget seeds."""
+        for seed in seeds:
+            self.book.remove_seed(seed)
+
     def _interval(self) -> float:
         base, size = self._hub.config.push_pull_interval_s, self._membership.size()
         scaled = base if size <= 32 else base * (math.ceil(math.log2(size) - 5) + 1)

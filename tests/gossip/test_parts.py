@@ -27,7 +27,7 @@ from gossip.timers import Timer, Timers
 from tests.gossip.conftest import Lone
 
 #: The shell: what may know about loops, sockets, clocks and files.
-SHELL = {"agent", "framing", "sockets", "boot", "discovery", "__init__"}
+SHELL = {"agent", "framing", "sockets", "boot", "discovery", "seeds", "streams", "joinwatch", "__init__"}
 BANNED = {"asyncio", "socket", "time", "logging", "threading", "os", "uvloop", "selectors", "datetime"}
 
 
