@@ -38,6 +38,8 @@ class SimNode:
     #: Beliefs as rebuilt from the events: who is up, and who of them is suspected.
     up: set[str] = field(default_factory=set)
     suspects: set[str] = field(default_factory=set)
+    #: Every datagram that arrives, as (virtual time, source, bytes), where somebody asked for it.
+    recording: list[tuple[float, Address, bytes]] | None = None
     bytes_out: int = 0
     bytes_in: int = 0
     datagrams_out: int = 0

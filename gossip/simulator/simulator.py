@@ -39,7 +39,9 @@ _ROUNDING_S = 1e-9
 
 
 class Simulator:
-    """The machine. `checkers`: None for all of them; a bench of 1000 nodes passes none. `record`: keep every event."""
+    """The machine. `checkers`: None for all of them; a bench of 1000 nodes passes none. `record`: keep every event.
+    `subnet` and `port` make the addresses that nodes get.
+    """
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class Simulator:
         reordering: float = 0.0,
         checkers: Sequence[Checker] | None = None,
         record: bool = True,
+        subnet: str = "10.0",
+        port: int = 7946,
     ) -> None:
         self.rng = random.Random(seed)
         self.config = config or GossipConfig.lan()
@@ -73,6 +77,8 @@ class Simulator:
         self._boots = 0
         self._incidents: set[tuple[str, int, int]] = set()
         self._homes = 0
+        self._subnet, self._port = subnet, port
+        self._load: tuple[bytes, float] | None = None
         if self.checkers:
             self.at(INSPECT_S, self._inspect)
 
@@ -91,7 +97,7 @@ class Simulator:
         """Start a node; it replaces one that is at the same address. `seeds` are names of nodes."""
         if address is None:
             self._homes += 1
-            address = (f"10.0.{self._homes // 250}.{self._homes % 250 + 1}", 7946)
+            address = (f"{self._subnet}.{self._homes // 250}.{self._homes % 250 + 1}", self._port)
         self._boots += 1
         identity = Identity(name, cluster, incarnation, *address, meta=name.encode())
         clock = Clock(self.rng.uniform(10, 100_000) - self.now)
@@ -105,6 +111,7 @@ class Simulator:
         self._feed(node, io.Started())
         if targets:
             self._feed(node, io.SeedsAdded(targets))
+        self._start_rows(node)
         return node
 
     def cluster(self, size: int) -> list[SimNode]:
@@ -113,14 +120,24 @@ class Simulator:
         return [first, *(self.add(f"n{i}", seeds=["n0"]) for i in range(1, size))]
 
     def load_rows(self, payload_bytes: int = 32, every_s: float = 0.2) -> None:
-        """Let every node that runs now set a load row of this size again and again, each at its own phase."""
+        """Let every node, also later ones, set a load row of this size again and again, each at its own phase."""
+        self._load = (b"r" * payload_bytes, every_s)
         for node in self.running():
-            self.at(self.now + every_s * self.rng.random(), self._set_row, node, b"r" * payload_bytes, every_s)
+            self._start_rows(node)
 
-    def _set_row(self, node: SimNode, payload: bytes, every_s: float) -> None:
-        if node.running:
-            self._feed(node, io.RowSet(payload))
-            self.at(self.now + every_s, self._set_row, node, payload, every_s)
+    def stop_rows(self) -> None:
+        """Let no node renew its row any more."""
+        self._load = None
+
+    def _start_rows(self, node: SimNode) -> None:
+        if self._load is not None:
+            self.at(self.now + self._load[1] * self.rng.random(), self._set_row, node, self._load)
+
+    def _set_row(self, node: SimNode, load: tuple[bytes, float]) -> None:
+        if node.running and self._load is load:
+            if node.paused_until <= self.now:
+                self._feed(node, io.RowSet(load[0]))
+            self.at(self.now + load[1], self._set_row, node, load)
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -275,6 +292,8 @@ class Simulator:
 
     def _receive(self, node: SimNode, event: io.DatagramReceived) -> None:
         node.bytes_in += len(event.data)
+        if node.recording is not None:
+            node.recording.append((self.now, event.source, event.data))
         self._feed(node, event)
 
     def _resume(self, node: SimNode) -> None:
