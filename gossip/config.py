@@ -8,6 +8,9 @@ from typing import Any, Self
 from gossip import limits
 from gossip.errors import LocalError
 
+#: Cluster size that the presets leave room for unless they are told.
+DEFAULT_NODES = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipConfig:
@@ -118,7 +121,7 @@ class GossipConfig:
             raise LocalError("redial_min_s must not exceed redial_max_s")
 
     @classmethod
-    def loopback(cls, **changes: Any) -> Self:
+    def loopback(cls, *, nodes: int = DEFAULT_NODES, **changes: Any) -> Self:
         """Several nodes on one host, whose cores the engines may keep busy: quick, but patient with stalls."""
         return replace(
             cls(
@@ -130,16 +133,16 @@ class GossipConfig:
                 dead_keep_s=60.0,
                 redial_max_s=5.0,
             ),
-            **changes,
+            **(sized(nodes) | changes),
         )
 
     @classmethod
-    def lan(cls, **changes: Any) -> Self:
+    def lan(cls, *, nodes: int = DEFAULT_NODES, **changes: Any) -> Self:
         """One data centre: round trips of a few milliseconds."""
-        return replace(cls(), **changes)
+        return replace(cls(), **(sized(nodes) | changes))
 
     @classmethod
-    def wan(cls, **changes: Any) -> Self:
+    def wan(cls, *, nodes: int = DEFAULT_NODES, **changes: Any) -> Self:
         """Sites far apart: round trips up to half a second, some loss."""
         return replace(
             cls(
@@ -158,8 +161,25 @@ class GossipConfig:
                 leave_timeout_s=2.0,
                 stall_s=2.0,
             ),
-            **changes,
+            **(sized(nodes) | changes),
         )
+
+
+def sized(nodes: int) -> dict[str, Any]:
+    """Give the fields that bound memory, with room for four times the expected number of nodes.
+
+    What time and bytes depend on (datagrams of rows, retransmits, suspicion, exchanges of tables, doubts) follows the
+    real size at run time, so that nothing has to be set again as a cluster grows.
+
+    :raises LocalError: not 1 to 4096.
+    """
+    if not 1 <= nodes <= limits.MAX_RECORDS:
+        raise LocalError(f"nodes = {nodes}: allowed is 1 to {limits.MAX_RECORDS}")
+    return {
+        "max_members": min(limits.MAX_RECORDS, max(64, 4 * nodes)),
+        "max_addresses": min(4096, max(64, nodes)),
+        "max_slow_entries": max(500_000, 4000 * nodes),
+    }
 
 
 _RANGES: dict[str, tuple[float, float]] = {

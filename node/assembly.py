@@ -300,8 +300,12 @@ class Node:
 
 
 def gossip_preset(settings: Settings) -> GossipConfig:
-    """Return the gossip timers for where the node is."""
-    return GossipConfig.loopback() if is_loopback(settings.advertise) else GossipConfig.lan()
+    """Return the gossip timers that are set, or those for where the node is."""
+    name = settings.gossip_preset
+    if name == "auto":
+        name = "loopback" if is_loopback(settings.advertise) else "lan"
+    presets = {"loopback": GossipConfig.loopback, "lan": GossipConfig.lan, "wan": GossipConfig.wan}
+    return presets[name](nodes=settings.cluster_size)
 
 
 def is_loopback(host: str) -> bool:

@@ -18,6 +18,7 @@ from node.relay.local import Engine
 from node.relay.upstream import Base, UpstreamError, UpstreamRequest, open_upstream
 
 if TYPE_CHECKING:
+    from gossip import GossipAgent
     from node.assembly import Node
 
 #: The engine's own metrics passed on: deadline in seconds, most bytes.
@@ -48,12 +49,23 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             settings.cluster,
             members=node.gossip.members,
             registry=registry,
-            sections={"kv": node.kv.snapshot, "engine": node.engine.snapshot},
+            sections={
+                "gossip": lambda: gossip_state(node.gossip),
+                "kv": node.kv.snapshot,
+                "engine": node.engine.snapshot,
+            },
             decisions=metrics.decisions,
         ),
         health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
         admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
     )
+
+
+def gossip_state(agent: GossipAgent) -> dict[str, object]:
+    """Return how gossip itself does: health, keys by id, own coordinate, counters. The members are shown elsewhere."""
+    shown = agent.snapshot()
+    del shown["members"]
+    return shown
 
 
 class KeyAdmin:

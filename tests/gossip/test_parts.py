@@ -182,6 +182,16 @@ def test_presets_are_valid_and_changes_are_checked() -> None:
         GossipConfig(redial_min_s=100, redial_max_s=50)
 
 
+def test_presets_take_the_clusters_size_and_leave_room_to_grow() -> None:
+    small, large = GossipConfig.lan(nodes=10), GossipConfig.wan(nodes=2000)
+    assert (small.max_members, large.max_members) == (64, 4096)
+    assert small.max_slow_entries < large.max_slow_entries
+    assert GossipConfig.loopback(nodes=10, max_members=9).max_members == 9
+    for wrong in (0, 5000):
+        with pytest.raises(LocalError, match="nodes"):
+            GossipConfig.lan(nodes=wrong)
+
+
 def test_every_field_of_the_config_is_explained() -> None:
     lines = (Path(gossip.__file__).parent / "config.py").read_text().splitlines()
     body = lines[: next(i for i, line in enumerate(lines) if "def __post_init__" in line)]
