@@ -42,6 +42,8 @@ from gossip.messages import (
     Suspect,
 )
 
+#: What msgpack raises for bytes that are not what was asked for.
+_NOT_MSGPACK: Final = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 _VERSION: Final = bytes([limits.PROTOCOL_VERSION])
 _STATES: Final = (MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
 _STATE_NUMBER: Final = {state: number for number, state in enumerate(_STATES)}
@@ -69,7 +71,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
     Suspect: lambda p: [6, p.name, p.incarnation, p.accuser],
     Dead: lambda p: [7, p.name, p.incarnation, p.accuser],
     Left: lambda p: [8, p.name, p.incarnation],
-    Rows: lambda p: [9, [x for pair in zip(p.ages_ms, (r.encoded for r in p.rows), strict=True) for x in pair]],
+    Rows: lambda p: [9, [x for pair in zip(p.ages, (r.encoded for r in p.rows), strict=True) for x in pair]],
     SlowDigest: lambda p: [10, [x for m in p.marks for x in (m.name, m.boot, m.version)]],
     SlowDelta: _delta_fields,
     Place: lambda p: [14, p.name, p.boot, p.seq, p.coordinate],
@@ -87,12 +89,12 @@ def encode_part(part: Part) -> bytes:
 
 
 def make_row(name: str, boot: int, seq: int, payload: bytes) -> Row:
-    """Make the row of its owner, with its bytes."""
-    return Row(name, boot, seq, payload, _pack([name, boot, seq, payload]))
+    """Make the row of its owner, with its bytes: three msgpack values, and then the payload as it is."""
+    return Row(name, boot, seq, payload, _pack(name) + _pack(boot) + _pack(seq) + payload)
 
 
 def encode_rows(flat: list[Any]) -> bytes:
-    """Encode a `Rows` part from the flat list `age_ms, encoded row, age_ms, ...`: what `encode_part` would give."""
+    """Encode a `Rows` part from the flat list `age, encoded row, age, ...`: what `encode_part` would give."""
     return _pack(_pack([9, flat]))
 
 
@@ -243,7 +245,7 @@ def _rows(f: Sequence[Any]) -> Rows:
         return Rows((), ())
     if len(ages) != len(encoded) or set(map(type, ages)) != {int} or set(map(type, encoded)) != {bytes}:
         raise RemoteError("rows come in pairs of age and bytes")
-    if min(ages) < 0 or max(ages) >= limits.MAX_AGE_MS:
+    if min(ages) < 0 or max(ages) >= limits.MAX_AGE:
         raise RemoteError("an age is out of range")
     return Rows(tuple(ages), tuple(map(decode_row, encoded)))
 
@@ -256,11 +258,20 @@ def decode_row(encoded: bytes) -> Row:
     """
     if len(encoded) > limits.MAX_ENCODED_ROW_BYTES:
         raise RemoteError("row too long")
-    f = _list(_load(encoded), 16)
+    reader = msgpack.Unpacker(
+        max_buffer_size=2 * limits.MAX_ENCODED_ROW_BYTES,
+        raw=False,
+        max_map_len=0,
+        max_ext_len=0,
+        ext_hook=_refuse_extension,
+    )
     try:
-        return Row(_name(f[0]), _boot(f[1]), _counter(f[2]), _bytes(f[3], limits.MAX_ROW_BYTES), encoded)
-    except IndexError as error:
-        raise RemoteError("a field is missing") from error
+        reader.feed(encoded)
+        name, boot, seq = reader.unpack(), reader.unpack(), reader.unpack()
+    except _NOT_MSGPACK as error:
+        raise RemoteError("not a row") from error
+    payload = encoded[reader.tell() :]
+    return Row(_name(name), _boot(boot), _counter(seq), _bytes(payload, limits.MAX_ROW_BYTES), encoded)
 
 
 _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
@@ -295,7 +306,7 @@ def _load(data: bytes | memoryview) -> Any:
             max_ext_len=0,
             ext_hook=_refuse_extension,
         )
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+    except _NOT_MSGPACK as error:
         raise RemoteError("not msgpack") from error
 
 

@@ -61,9 +61,9 @@ class Hub:
         self._seq = (self._seq + 1) & 0x7FFF_FFFF
         return self._seq
 
-    def packet(self) -> PacketBuilder:
-        """Begin a datagram."""
-        return self._builder(self.config.datagram_budget - self.envelope.overhead)
+    def packet(self, share: float = 1.0) -> PacketBuilder:
+        """Begin a datagram, of that share of the usual size."""
+        return self._builder(int(share * self.config.datagram_budget) - self.envelope.overhead)
 
     def frame(self, parts: Iterable[Part]) -> bytes:
         """Build a stream frame."""

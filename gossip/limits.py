@@ -51,5 +51,6 @@ MAX_BOOT: Final = 1 << 44
 MAX_INCARNATION: Final = 1 << 60
 MAX_COUNTER: Final = 1 << 53
 
-#: Ages on the wire, in milliseconds: about 49 days.
-MAX_AGE_MS: Final = 1 << 32
+#: Ages of rows on the wire are in hundredths of a second, so that most take one byte; at most about 497 days.
+AGE_UNIT_S: Final = 0.01
+MAX_AGE: Final = 1 << 32

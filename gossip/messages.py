@@ -122,9 +122,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Load rows, and how old each was, in milliseconds, when this message was sent."""
+    """Load rows, and how old each was when this message was sent, in units of `limits.AGE_UNIT_S`."""
 
-    ages_ms: tuple[int, ...]
+    ages: tuple[int, ...]
     rows: tuple[Row, ...]
 
 

@@ -22,7 +22,7 @@ THIRD: Address = ("10.0.0.4", 7946)
 
 def row(name: str, boot: int, seq: int, age_ms: int, payload: bytes) -> Rows:
     """A part with one row in it."""
-    return Rows((age_ms,), (make_row(name, boot, seq, payload),))
+    return Rows((age_ms // 10,), (make_row(name, boot, seq, payload),))
 
 
 class Lone:
