@@ -13,8 +13,6 @@ _TITLE = """# Benchmarks
 
 Everything here comes from `scripts/bench`, on the machine and the day that each block names.
 """
-    "# Benchmarks\n\nEverything here comes from `scripts/bench`, on the machine and the day that each block names.\n"
-)
 
 
 def write(results: Sequence[Result], command: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ STALL_S = (1.0, 5.0)
 AWAKE_S = (0.5, 5.0)
 #: Observers whose rows are read for the ages; all of them in smaller clusters.
 OBSERVERS = 50
+#: How finely it is seen when everybody agrees.
+STEP_S = 0.02
 
 
 def build(size: int, seed: int, subnet: str, port: int, last: Address) -> tuple[Simulator, float]:
@@ -25,7 +27,7 @@ def build(size: int, seed: int, subnet: str, port: int, last: Address) -> tuple[
     sim = Simulator(seed, GossipConfig.lan(), checkers=[], record=False, subnet=subnet, port=port)
     sim.cluster(size - 1)
     sim.add(f"n{size - 1}", address=last, seeds=["n0"])
-    return sim, sim.run_until(sim.agreed, 120)
+    return sim, sim.run_until(sim.agreed, 120, STEP_S)
 
 
 def settle(sim: Simulator, limit: float = 120.0) -> None:
@@ -80,7 +82,7 @@ def join(sim: Simulator, repeats: int) -> list[float]:
     for i in range(repeats):
         host = sim.rng.choice(sim.running()).name
         sim.add(f"late{i}", seeds=[host])
-        took.append(sim.run_until(sim.agreed, 60))
+        took.append(sim.run_until(sim.agreed, 60, STEP_S))
         sim.run(1.0)
     return sorted(took)
 
@@ -171,4 +173,4 @@ def heal(sim: Simulator, seconds: float) -> float:
     sim.partition(names[: len(names) // 2], names[len(names) // 2 :])
     sim.run(seconds)
     sim.heal()
-    return sim.run_until(sim.agreed, 120)
+    return sim.run_until(sim.agreed, 120, STEP_S)
