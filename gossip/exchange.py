@@ -153,7 +153,7 @@ class Exchange:
         member = self._membership.get(packet.sender)
         if member is not None and member.state.is_up:
             if source == member.address and packet.incarnation >> 16 == member.boot:
-                member.verified = True
+                self._membership.verify(member, now)
             return
         if member is None or packet.incarnation > member.incarnation:
             if now - self._stranger_at >= STRANGER_PAUSE_S and not self._hub.leaving:

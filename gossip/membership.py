@@ -313,6 +313,12 @@ class Membership:
             self._end(member, MemberState.LEFT, now)
             self.broadcasts.put(rumour)
 
+    def verify(self, member: Member, now: float) -> None:
+        """Something came from the member itself, not only about it."""
+        if not member.verified:
+            member.verified = True
+            self._notify(member, member.state, now)
+
     # --- ourselves ----------------------------------------------------------------------------------------------------
 
     def announce(self) -> None:

@@ -150,7 +150,7 @@ class Prober:
             self._membership.bury(member, now)
             return
         self._health.add(-1)
-        member.verified = True
+        self._membership.verify(member, now)
         if not probe.indirect:
             self._rtts.add(member.name, now - probe.sent_at)
             self._coordinates.measured(member.name, now - probe.sent_at)
