@@ -1,4 +1,4 @@
-"""The process of the real agent: `NAME HOST PORT SEED_PORT`. Answers `state` lines on standard input."""
+"""The process of the real agent: `NAME HOST PORT SEED_PORT NODES`. Answers `state` lines on standard input."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Publisher:
         self.told += 1
 
 
-async def serve(name: str, host: str, port: str, seed_port: str) -> None:
+async def serve(name: str, host: str, port: str, seed_port: str, size: str) -> None:
     """Take part, and answer."""
     publisher = Publisher()
     identity = Identity(name, "test", 1, host, int(port), meta=name.encode())
-    agent = GossipAgent(identity, GossipConfig.lan(), listener=publisher.hear)
+    agent = GossipAgent(identity, GossipConfig.lan(nodes=int(size)), listener=publisher.hear)
     await agent.start()
     agent.add_seeds([f"127.1.0.2:{seed_port}"])
     loop = asyncio.get_running_loop()
@@ -63,4 +63,4 @@ def _state(agent: GossipAgent, publisher: Publisher) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(*sys.argv[1:5]))
+    uvloop.run(serve(*sys.argv[1:6]))

@@ -84,8 +84,7 @@ def _measure(result: Result, size: int, effort: Effort, seed: int, port: gossip_
         scenarios.settle(sim)
         _steady(result, size, scenarios.steady(sim, effort.window_s))
         if size in gossip_agent.AGENT_SIZES:
-            recording = gossip_agent.record(sim)
-            gossip_agent.measure(result, recording, port)
+            gossip_agent.measure(result, gossip_agent.record(sim), port)
         result.add(f"join_known_s_n{size}", scenarios.join(sim, effort.joins)[-1])
         _crashes(result, size, sim, effort)
         _false_deaths(result, size, sim, effort)

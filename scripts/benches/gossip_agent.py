@@ -7,12 +7,14 @@ What the agent asks, by datagram or stream, the simulated endpoints answer. Meas
 
 from __future__ import annotations
 
+import multiprocessing
 import select
 import socket
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from benches.child import Child
@@ -80,20 +82,37 @@ def record(sim: Simulator) -> Recording:
 
 
 def measure(result: Result, recording: Recording, port: Port) -> None:
-    """Run the real agent through the recording."""
+    """Run the real agent through the recording, in a copy of this process: the simulation is to go on untouched."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_measure, args=(recording, port, theirs))
+    process.start()
+    theirs.close()
+    try:
+        share, datagrams = ours.recv()
+    except EOFError as error:
+        raise RuntimeError("the measurement of the real agent failed, see above") from error
+    finally:
+        process.join()
+    peers = len(recording.sim.running()) - 1
+    result.add(f"agent_core_share_n{peers}", share)
+    result.add(f"agent_datagrams_in_s_n{peers}", datagrams)
+
+
+def _measure(recording: Recording, port: Port, answer: Connection) -> None:
     peers = len(recording.sim.running()) - 1
     identity = recording.subject.endpoint.identity
-    with Child("benches.agent_process", identity.name, identity.host, str(identity.port), str(port.number)) as child:
+    arguments = (identity.name, identity.host, str(identity.port), str(port.number), str(peers + 1))
+    with Child("benches.agent_process", *arguments) as child:
         crowd = _Crowd(recording, port)
         crowd.serve_until(lambda: child.ask("state")["members"] == peers + 1, JOIN_S)
         crowd.serve_until(lambda: child.ask("state")["broadcasts"] == 0, QUIET_S)
         before = child.ask("state")
         took = crowd.replay(recording.datagrams)
         after = child.ask("state")
-    result.add(f"agent_core_share_n{peers}", (after["cpu_s"] - before["cpu_s"]) / took)
-    result.add(f"agent_datagrams_in_s_n{peers}", len(recording.datagrams) / took)
     if after["rows"] < peers or after["malformed"] or after["alive"] < peers:
         raise AssertionError(f"the agent did not take part: {after}")
+    answer.send(((after["cpu_s"] - before["cpu_s"]) / took, len(recording.datagrams) / took))
 
 
 class _Crowd:

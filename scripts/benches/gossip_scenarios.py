@@ -24,7 +24,7 @@ STEP_S = 0.02
 
 def build(size: int, seed: int, subnet: str, port: int, last: Address) -> tuple[Simulator, float]:
     """Start everybody at once, the last one at that address; gives the cluster, and how long it took to agree."""
-    sim = Simulator(seed, GossipConfig.lan(), checkers=[], record=False, subnet=subnet, port=port)
+    sim = Simulator(seed, GossipConfig.lan(nodes=size), checkers=[], record=False, subnet=subnet, port=port)
     sim.cluster(size - 1)
     sim.add(f"n{size - 1}", address=last, seeds=["n0"])
     return sim, sim.run_until(sim.agreed, 120, STEP_S)
