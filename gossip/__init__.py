@@ -3,7 +3,7 @@
 `GossipAgent` is the asyncio shell for real sockets; `Endpoint` is the same protocol without IO, for the simulator.
 """
 
-from gossip.agent import GossipAgent, parse_seed
+from gossip.agent import GossipAgent
 from gossip.config import GossipConfig
 from gossip.endpoint import Endpoint
 from gossip.errors import (
@@ -12,6 +12,7 @@ from gossip.errors import (
     InvariantError,
     LocalError,
     RemoteError,
+    SealError,
     WrongClusterError,
 )
 from gossip.events import (
@@ -25,10 +26,13 @@ from gossip.events import (
     SlowReset,
 )
 from gossip.identity import Address, Identity
+from gossip.keyring import ClusterKey, Keyring
 from gossip.member import MemberState, MemberView
+from gossip.seeds import parse_seed
 
 __all__ = [
     "Address",
+    "ClusterKey",
     "Endpoint",
     "GossipAgent",
     "GossipBindError",
@@ -38,6 +42,7 @@ __all__ = [
     "Identity",
     "IncarnationRaised",
     "InvariantError",
+    "Keyring",
     "LocalError",
     "MemberChanged",
     "MemberState",
@@ -46,6 +51,7 @@ __all__ = [
     "RemoteError",
     "RowReceived",
     "RowView",
+    "SealError",
     "SlowChanged",
     "SlowReset",
     "WrongClusterError",

@@ -56,6 +56,13 @@ class SeedsAdded:
 
 
 @dataclass(frozen=True, slots=True)
+class SeedsRemoved:
+    """Addresses that a name no longer stands for: not dialled for their own sake any more."""
+
+    seeds: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowSet:
     """The node measured itself: its new load row."""
 
@@ -89,6 +96,7 @@ Input = (
     | StreamReplied
     | StreamFailed
     | SeedsAdded
+    | SeedsRemoved
     | RowSet
     | KeyPut
     | KeyDeleted
@@ -140,4 +148,14 @@ class Notify:
     event: GossipEvent
 
 
-Action = SendDatagram | OpenStream | ReplyStream | CloseStream | Notify
+@dataclass(frozen=True, slots=True)
+class RowsReceived:
+    """Newer load rows of these peers are held: hand each, as `RowReceived`, to the listener.
+
+    One action for a whole datagram, because rows are most of what arrives: a view is made by whoever wants it.
+    """
+
+    names: tuple[str, ...]
+
+
+Action = SendDatagram | OpenStream | ReplyStream | CloseStream | Notify | RowsReceived

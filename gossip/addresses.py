@@ -53,6 +53,15 @@ class AddressBook:
             return
         self._enter(Contact(address, True, None, now, self._min_s))
 
+    def remove_seed(self, address: Address) -> None:
+        """Forget a seed, unless a member lived there: then it is remembered like that of any dead member."""
+        known = self._contacts.get(address)
+        if known is None:
+            return
+        known.is_seed = False
+        if known.name is None:
+            del self._contacts[address]
+
     def add_dead(self, address: Address, name: str, now: float) -> None:
         """Remember where a dead member lived; due after the first pause."""
         known = self._contacts.get(address)

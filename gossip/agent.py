@@ -1,41 +1,44 @@
 """The asyncio shell: sockets, timers and tasks around one `Endpoint`. No protocol rule lives here.
 
-Every call and callback runs in one event loop. Incoming and outgoing streams are bounded in number and each has a
-deadline. Works on uvloop and on asyncio's own loop.
+Every call and callback runs in one event loop, uvloop or asyncio's own. TCP is the business of `gossip.streams`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from gossip import actions as io
 from gossip.config import GossipConfig
 from gossip.endpoint import Endpoint
-from gossip.errors import GossipBindError, LocalError, RemoteError
-from gossip.events import GossipEvent, RowView
-from gossip.framing import read_frame, write_frame
+from gossip.envelope import Envelope
+from gossip.errors import GossipBindError, LocalError
+from gossip.events import GossipEvent, RowReceived, RowView
 from gossip.identity import Address, Identity, is_ip_literal
+from gossip.joinwatch import JoinWatch
+from gossip.keyring import Keyring
 from gossip.member import MemberView
+from gossip.seeds import Lookup, SeedNames, lookup, parse_seed
 from gossip.sockets import bind_pair
+from gossip.streams import Streams
 
 #: Seconds for the event loop to release the UDP socket.
 CLOSE_TIMEOUT_S = 1.0
-#: What a stream may fail with that is the peer's or the network's doing.
-_STREAM_ERRORS = (OSError, EOFError, TimeoutError, RemoteError)
 
 
 class GossipAgent:
     """One node's gossip on real sockets.
 
     `listener` is called in the loop, once per event, and must not block. `bind_host` is where to listen if that is not
-    `identity.host`, such as `0.0.0.0`. `rng` is for tests.
+    `identity.host`, such as `0.0.0.0`. `keyring` seals everything sent and opens everything received; change it in the
+    loop and the next packet follows. `rng` and `lookup` are for tests.
     """
 
     def __init__(
@@ -46,23 +49,26 @@ class GossipAgent:
         listener: Callable[[GossipEvent], None],
         rng: random.Random | None = None,
         bind_host: str | None = None,
+        keyring: Keyring | None = None,
+        lookup: Lookup = lookup,
     ) -> None:
         self._identity = identity
         self._config = config
         self._listener = listener
         self._rng = rng or random.Random()
         self._bind_host = bind_host
+        self._envelope = Envelope(Keyring() if keyring is None else keyring, identity.cluster, os.urandom)
         self._endpoint: Endpoint | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.DatagramTransport | None = None
         self._datagrams: _Datagrams | None = None
-        self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._incoming: dict[int, asyncio.Future[bytes | None]] = {}
-        self._streams = 0
         self._closed = False
+        self._lookup = lookup
+        self._names: SeedNames | None = None
+        self._watch = JoinWatch(self._peers, lambda: self._running().counters)
+        self._streams = Streams(config, self._feed, self._watch.failed)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -91,9 +97,9 @@ class GossipAgent:
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, datagrams: socket.socket, stream: socket.socket) -> None:
         # The endpoint first: a peer may speak before the second transport is up.
-        self._endpoint = Endpoint(self._identity, self._config, self._rng)
+        self._endpoint = Endpoint(self._identity, self._config, self._rng, self._envelope)
         self._transport, self._datagrams = await loop.create_datagram_endpoint(lambda: _Datagrams(self), sock=datagrams)
-        self._server = await asyncio.start_server(self._serve, sock=stream)
+        await self._streams.listen(stream)
 
     async def _resolve(self, host: str) -> str:
         assert self._loop is not None
@@ -126,21 +132,14 @@ class GossipAgent:
         if self._closed:
             return
         self._closed = True
+        self._watch.close()
+        if self._names is not None:
+            await self._names.close()
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport.close()
-        if self._server is not None:
-            self._server.close()
-        for waiter in self._incoming.values():
-            if not waiter.done():
-                waiter.set_result(None)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
+        await self._streams.close()
         if self._datagrams is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._datagrams.released.wait(), CLOSE_TIMEOUT_S)
@@ -160,9 +159,30 @@ class GossipAgent:
     def add_seeds(self, seeds: Iterable[str]) -> None:
         """Dial these `host:port` now, and again for ever while nobody there is a member.
 
-        :raises LocalError: a seed is not `host:port` (an IPv6 address in brackets).
+        A name stands for all its addresses, and is looked up again as long as the agent runs. Where nothing answers,
+        the log says so.
+
+        :raises LocalError: a seed is not `host:port` (an IPv6 address in brackets), or too many are names.
         """
-        self._feed(io.SeedsAdded(tuple(parse_seed(seed) for seed in seeds)))
+        addresses = [parse_seed(seed) for seed in seeds]
+        self._feed(io.SeedsAdded(tuple(address for address in addresses if is_ip_literal(address[0]))))
+        for host, port in addresses:
+            if not is_ip_literal(host):
+                self._follow(host, port)
+        if addresses:
+            self._watch.seeded()
+
+    def _follow(self, name: str, port: int) -> None:
+        if self._names is None:
+            self._names = SeedNames(self.address, self._seeds_changed, self._watch.failed, self._lookup)
+        self._names.add(name, port)
+
+    def _seeds_changed(self, added: tuple[Address, ...], removed: tuple[Address, ...]) -> None:
+        self._feed(io.SeedsRemoved(removed))
+        self._feed(io.SeedsAdded(added))
+
+    def _peers(self) -> int:
+        return self._running().membership.size() - 1
 
     def set_row(self, payload: bytes) -> None:
         """Set our load row; it is pushed at the next gossip tick. :raises LocalError: above `max_row_bytes`."""
@@ -191,6 +211,15 @@ class GossipAgent:
     def slow(self, name: str) -> Mapping[bytes, bytes]:
         """A node's slow state: a read-only view that follows it; empty for a stranger."""
         return self._running().slow_of(name)
+
+    def estimate_rtt_s(self, a: str, b: str) -> float | None:
+        """Estimate the round-trip time between any two members, in seconds; None while one is not located."""
+        return self._running().estimate_rtt_s(a, b)
+
+    def keyring_view(self) -> list[dict[str, Any]]:
+        """Show the ring: id, whether it seals, and how many packets of peers each key has opened since the start."""
+        ids, opened = self._envelope.keyring.ids, self._envelope.opened
+        return [{"id": key, "seals": key == ids[0], "opened": opened.get(key, 0)} for key in ids]
 
     def snapshot(self) -> dict[str, Any]:
         """Give the whole view as plain JSON types."""
@@ -224,12 +253,14 @@ class GossipAgent:
                     self._send(action)
                 case io.Notify():
                     self._tell(action.event)
+                case io.RowsReceived():
+                    self._tell_rows(action.names)
                 case io.OpenStream():
-                    self._spawn(self._dial(action))
+                    self._streams.dial(action)
                 case io.ReplyStream():
-                    self._answer(action.stream, action.data)
+                    self._streams.answer(action.stream, action.data)
                 case io.CloseStream():
-                    self._answer(action.stream, None)
+                    self._streams.answer(action.stream, None)
         self._arm()
 
     def _arm(self) -> None:
@@ -254,6 +285,12 @@ class GossipAgent:
             # An address family that this socket does not speak, no route: a lost datagram like any other.
             return
 
+    def _tell_rows(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            row = self.row(name)
+            if row is not None:
+                self._tell(RowReceived(row))
+
     def _tell(self, event: GossipEvent) -> None:
         try:
             self._listener(event)
@@ -265,59 +302,6 @@ class GossipAgent:
         """Called by the transport."""
         if self._endpoint is not None:
             self._feed(io.DatagramReceived((str(source[0]), int(source[1])), data))
-
-    # --- streams ------------------------------------------------------------------------------------------------------
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _dial(self, action: io.OpenStream) -> None:
-        try:
-            async with asyncio.timeout(action.timeout_s):
-                reply = await _exchange(action.to, action.data)
-        except _STREAM_ERRORS as error:
-            self._feed(io.StreamFailed(action.session, type(error).__name__))
-        else:
-            self._feed(io.StreamReplied(action.session, reply))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One incoming stream: one frame in, one frame out."""
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        try:
-            if not self._closed and len(self._incoming) < self._config.max_sessions:
-                self._streams += 1
-                await self._serve_one(self._streams, reader, writer)
-        except _STREAM_ERRORS:
-            pass  # the peer's loss; it dials again
-        except asyncio.CancelledError:
-            if not self._closed:  # by our own `close()` it ends quietly: asyncio reports cancelled handlers as errors
-                raise
-        finally:
-            await _finish(writer)
-
-    async def _serve_one(self, stream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._incoming[stream] = answer
-        try:
-            async with asyncio.timeout(self._config.session_timeout_s):
-                data = await read_frame(reader)
-                source = writer.get_extra_info("peername") or ("", 0)
-                self._feed(io.StreamRequested(stream, (str(source[0]), int(source[1])), data))
-                reply = await answer
-                if reply is not None:
-                    await write_frame(writer, reply)
-        finally:
-            del self._incoming[stream]
-
-    def _answer(self, stream: int, data: bytes | None) -> None:
-        waiter = self._incoming.get(stream)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(data)
 
 
 class _Datagrams(asyncio.DatagramProtocol):
@@ -336,32 +320,3 @@ class _Datagrams(asyncio.DatagramProtocol):
 
     def error_received(self, exc: Exception) -> None:
         pass
-
-
-async def _exchange(to: Address, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection(*to)
-    try:
-        await write_frame(writer, data)
-        return await read_frame(reader)
-    finally:
-        await _finish(writer)
-
-
-async def _finish(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    try:
-        await writer.wait_closed()
-    except OSError:
-        return  # closed by the other side in its own way
-
-
-def parse_seed(seed: str) -> Address:
-    """Split `host:port` or `[v6]:port`. :raises LocalError: it is neither."""
-    host, colon, port = seed.strip().rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise LocalError(f"seed {seed!r}: expected host:port, an IPv6 address in brackets")
-    return (host, int(port))

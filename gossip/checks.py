@@ -1,7 +1,7 @@
 """The invariants of an endpoint, each stated once. Tests call them at every teardown.
 
 1. A suspicion and its timer exist exactly for the members that are SUSPECT.
-2. Rows, copies of slow state and round-trip times belong to members that are up.
+2. Rows, copies of slow state, round-trip times and coordinates belong to members that are up.
 3. At every address at most one member is the tenant, and it is up.
 4. We are never in our own table, and never hold ourselves for dead while we run.
 5. Every queue and table is within its bound.
@@ -44,6 +44,7 @@ def _belongings(endpoint: Endpoint) -> None:
     _require(endpoint.rows.names() <= up | {me}, "a row without a living owner")
     _require(endpoint.slow.names() <= up, "slow state without a living owner")
     _require(endpoint.rtts.names() <= up, "a round-trip time without a living peer")
+    _require(endpoint.coordinates.names() <= up, "a coordinate without a living member")
     _require(endpoint.membership.size() == len(up) + 1, "the cluster's size is miscounted")
     for m in endpoint.membership:
         tenant = endpoint.membership.tenant(m.address)

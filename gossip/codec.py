@@ -3,14 +3,15 @@
 Promise: whatever the bytes, `decode_packet` either returns a packet whose every field is within the protocol's limits,
 or raises `RemoteError` (`WrongClusterError` for another cluster's label) and nothing else. A fuzz test holds it to it.
 
-A packet is the version byte followed by the msgpack array `[label, sender, incarnation, [part, ...]]`; a part is
-`[kind, field, ...]`. Kinds that we do not know and fields beyond those that we know are skipped, so that a later
-version may add some. Maps and extension types are refused.
+A packet is the version byte followed by the msgpack array `[label, sender, incarnation, [part, ...]]`; a part is the
+bytes of the msgpack array `[kind, field, ...]`. Kinds that we do not know and fields beyond those that we know are
+skipped, so that a later version may add some. Maps and extension types are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgpack
@@ -30,8 +31,10 @@ from gossip.messages import (
     Part,
     Ping,
     PingRequest,
+    Place,
     PushPull,
     Row,
+    Rows,
     SlowDelta,
     SlowDigest,
     SlowMark,
@@ -39,6 +42,8 @@ from gossip.messages import (
     Suspect,
 )
 
+#: What msgpack raises for bytes that are not what was asked for.
+_NOT_MSGPACK: Final = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 _VERSION: Final = bytes([limits.PROTOCOL_VERSION])
 _STATES: Final = (MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT)
 _STATE_NUMBER: Final = {state: number for number, state in enumerate(_STATES)}
@@ -66,9 +71,10 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
     Suspect: lambda p: [6, p.name, p.incarnation, p.accuser],
     Dead: lambda p: [7, p.name, p.incarnation, p.accuser],
     Left: lambda p: [8, p.name, p.incarnation],
-    Row: lambda p: [9, p.name, p.boot, p.seq, p.age_ms, p.payload],
+    Rows: lambda p: [9, [x for pair in zip(p.ages, (r.encoded for r in p.rows), strict=True) for x in pair]],
     SlowDigest: lambda p: [10, [x for m in p.marks for x in (m.name, m.boot, m.version)]],
     SlowDelta: _delta_fields,
+    Place: lambda p: [14, p.name, p.boot, p.seq, p.coordinate],
     SlowPull: lambda p: [12, p.name, p.boot, p.base, p.floor],
     PushPull: lambda p: [
         13,
@@ -79,7 +85,17 @@ _ENCODERS: Final[dict[type, Callable[[Any], list[Any]]]] = {
 
 def encode_part(part: Part) -> bytes:
     """Encode one part; it can be put into any number of packets."""
-    return _pack(_ENCODERS[type(part)](part))
+    return _pack(_pack(_ENCODERS[type(part)](part)))
+
+
+def make_row(name: str, boot: int, seq: int, payload: bytes) -> Row:
+    """Make the row of its owner, with its bytes: three msgpack values, and then the payload as it is."""
+    return Row(name, boot, seq, payload, _pack(name) + _pack(boot) + _pack(seq) + payload)
+
+
+def encode_rows(flat: list[Any]) -> bytes:
+    """Encode a `Rows` part from the flat list `age, encoded row, age, ...`: what `encode_part` would give."""
+    return _pack(_pack([9, flat]))
 
 
 class PacketBuilder:
@@ -135,7 +151,15 @@ def _int(value: Any, below: int, least: int = 0) -> int:
 
 
 def _name(value: Any) -> str:
-    if type(value) is not str or not limits.NAME_PATTERN.match(value):
+    if type(value) is not str:
+        raise RemoteError("not a node name")
+    return _known_name(value)
+
+
+@lru_cache(maxsize=8192)
+def _known_name(value: str) -> str:
+    # The same few thousand names come again and again: each is checked once, and is one object wherever it is kept.
+    if not limits.NAME_PATTERN.match(value):
         raise RemoteError("not a node name")
     return value
 
@@ -213,6 +237,43 @@ def _delta(f: Sequence[Any]) -> SlowDelta:
     return SlowDelta(name, boot, base, upto, latest, floor, tuple(entries))
 
 
+def _rows(f: Sequence[Any]) -> Rows:
+    # Rows are most of what arrives: the checks run in C over the whole list, and a row seen before is not read again.
+    flat = _list(f[1], 2 * limits.MAX_ROWS)
+    ages, encoded = flat[::2], flat[1::2]
+    if not flat:
+        return Rows((), ())
+    if len(ages) != len(encoded) or set(map(type, ages)) != {int} or set(map(type, encoded)) != {bytes}:
+        raise RemoteError("rows come in pairs of age and bytes")
+    if min(ages) < 0 or max(ages) >= limits.MAX_AGE:
+        raise RemoteError("an age is out of range")
+    return Rows(tuple(ages), tuple(map(decode_row, encoded)))
+
+
+@lru_cache(maxsize=4096)
+def decode_row(encoded: bytes) -> Row:
+    """Decode one row. The last ones are remembered, at most 5 MB of them: each comes in from several peers.
+
+    :raises RemoteError: it is malformed or out of bounds.
+    """
+    if len(encoded) > limits.MAX_ENCODED_ROW_BYTES:
+        raise RemoteError("row too long")
+    reader = msgpack.Unpacker(
+        max_buffer_size=2 * limits.MAX_ENCODED_ROW_BYTES,
+        raw=False,
+        max_map_len=0,
+        max_ext_len=0,
+        ext_hook=_refuse_extension,
+    )
+    try:
+        reader.feed(encoded)
+        name, boot, seq = reader.unpack(), reader.unpack(), reader.unpack()
+    except _NOT_MSGPACK as error:
+        raise RemoteError("not a row") from error
+    payload = encoded[reader.tell() :]
+    return Row(_name(name), _boot(boot), _counter(seq), _bytes(payload, limits.MAX_ROW_BYTES), encoded)
+
+
 _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
     1: lambda f: Ping(_int(f[1], _U32), _name(f[2])),
     2: lambda f: Ack(_int(f[1], _U32), _name(f[2])),
@@ -222,16 +283,11 @@ _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {
     6: lambda f: Suspect(_name(f[1]), _incarnation(f[2]), _name(f[3])),
     7: lambda f: Dead(_name(f[1]), _incarnation(f[2]), _name(f[3])),
     8: lambda f: Left(_name(f[1]), _incarnation(f[2])),
-    9: lambda f: Row(
-        _name(f[1]),
-        _boot(f[2]),
-        _counter(f[3]),
-        _int(f[4], limits.MAX_AGE_MS),
-        _bytes(f[5], limits.MAX_ROW_BYTES),
-    ),
+    9: _rows,
     10: _digest,
     11: _delta,
     12: lambda f: SlowPull(_name(f[1]), _boot(f[2]), _counter(f[3]), _counter(f[4])),
+    14: lambda f: Place(_name(f[1]), _boot(f[2]), _counter(f[3]), _bytes(f[4], limits.MAX_COORDINATE_BYTES)),
     13: lambda f: PushPull(tuple(_record(r) for r in _list(f[1], limits.MAX_RECORDS))),
 }
 
@@ -240,28 +296,43 @@ def _refuse_extension(_code: int, _data: bytes) -> Any:
     raise ValueError("extension types are not part of the protocol")
 
 
-def _unpack(data: bytes) -> list[Any]:
+def _load(data: bytes | memoryview) -> Any:
     try:
-        raw = msgpack.unpackb(
-            memoryview(data)[1:],
+        return msgpack.unpackb(
+            data,
             raw=False,
             use_list=True,
             max_map_len=0,
             max_ext_len=0,
             ext_hook=_refuse_extension,
         )
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+    except _NOT_MSGPACK as error:
         raise RemoteError("not msgpack") from error
-    return _list(raw, 16)
 
 
 def _parts(raw: Any) -> tuple[Part, ...]:
     parts = []
     for item in _list(raw, limits.MAX_PARTS):
-        fields = _list(item, 64)
-        if fields and (decoder := _DECODERS.get(_int(fields[0], 256))):
-            parts.append(decoder(fields))
+        if type(item) is not bytes:
+            raise RemoteError("a part is bytes")
+        # The second byte is the kind, after the header of the array, in all that we send ourselves.
+        part = _rumour(item) if item[1:2] in _RUMOURS and len(item) <= _MOST_RUMOUR_BYTES else _part(item)
+        if part is not None:
+            parts.append(part)
     return tuple(parts)
+
+
+def _part(item: bytes) -> Part | None:
+    """Decode one part; None for a kind that we do not know."""
+    fields = _list(_load(item), 64)
+    decoder = _DECODERS.get(_int(fields[0], 256)) if fields else None
+    return decoder(fields) if decoder is not None else None
+
+
+#: Rumours come in from many peers, each the same bytes: the last ones are remembered, at most 4 MB of them.
+_RUMOURS: Final = frozenset(bytes([kind]) for kind in (5, 6, 7, 8))
+_MOST_RUMOUR_BYTES: Final = 1024
+_rumour: Final = lru_cache(maxsize=4096)(_part)
 
 
 def decode_packet(data: bytes, cluster: str, most_bytes: int) -> Packet:
@@ -274,7 +345,7 @@ def decode_packet(data: bytes, cluster: str, most_bytes: int) -> Packet:
         raise RemoteError("empty or too long")
     if data[0] != limits.PROTOCOL_VERSION:
         raise RemoteError(f"protocol version {data[0]}")
-    top = _unpack(data)
+    top = _list(_load(memoryview(data)[1:]), 16)
     try:
         if _name(top[0]) != cluster:
             raise WrongClusterError(f"cluster {top[0]}")

@@ -8,6 +8,9 @@ from typing import Any, Self
 from gossip import limits
 from gossip.errors import LocalError
 
+#: Cluster size that the presets leave room for unless they are told.
+DEFAULT_NODES = 1000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipConfig:
@@ -27,11 +30,13 @@ class GossipConfig:
     probe_timeout_s: float = 0.2
     #: Peers asked to probe in our stead, 0 to 8. More of them survive a bad path between two nodes, at 3 packets each.
     indirect_probes: int = 3
-    #: Suspicion lasts at least this many probe intervals (times log10 n above ten nodes). 2 to 16. Lower kills sooner
-    #: and forgives shorter stalls.
-    suspicion_mult: float = 4
+    #: Suspicion lasts at least this many probe intervals (times log100 n above a hundred nodes). 1 to 16. Lower kills
+    #: sooner and forgives shorter stalls.
+    suspicion_mult: float = 3.5
     #: An unconfirmed suspicion lasts this many times longer than a confirmed one. 1 to 8.
     suspicion_max_mult: float = 4
+    #: Further accusers that bring a suspicion down to its shortest, 0 to 16. In a cluster too small for them, none.
+    suspicion_confirmations: int = 2
     #: Worst score of local health, 1 to 16: a node that misses acks itself probes up to this many times slower.
     health_max: int = 8
     #: A handler that runs this much later than asked, in seconds, was itself stopped; it then blames nobody for it.
@@ -46,10 +51,11 @@ class GossipConfig:
     #: A rumour is sent `mult * ceil(log10(n+1))` times by each node that holds it. 1 to 16.
     retransmit_mult: int = 4
     #: Bytes of payload of one datagram, 1400 to 8900. 1400 passes any Ethernet unfragmented, and holds the largest row
-    #: and the largest slow-state entry, which is why it must not be less.
+    #: and the largest slow-state entry, which is why it must not be less. Sealing (38 bytes) comes out of it.
     datagram_budget: int = 1400
-    #: Datagrams with load rows per peer and tick, 1 to 6. With 32-byte rows one carries about 25 of them.
-    row_datagrams: int = 2
+    #: Most datagrams with load rows per peer and tick, 1 to 6. One more is used for every 200 members. With 32-byte
+    #: rows one carries about 25 of them; at fan-out 3 and 200 ms each costs 21 KB/s.
+    row_datagrams: int = 6
     #: Seconds between two exchanges of the whole member table over TCP, 1 to 600. It repairs what rumours missed; above
     #: 32 nodes it is stretched by `ceil(log2 n - 5) + 1`.
     push_pull_interval_s: float = 15.0
@@ -88,6 +94,8 @@ class GossipConfig:
     slow_pulls: int = 4
     #: Keys per owner, 1 to 65536: ours are refused beyond it, a peer's copy stops growing.
     max_slow_keys: int = 65_536
+    #: Entries of all copies together, 1000 to 100 million: beyond it they stop growing. One takes about 250 bytes here.
+    max_slow_entries: int = 4_000_000
     #: Tombstones per owner, 16 to 65536, and seconds until one is collected. A copy that is further behind than the
     #: collected ones is read anew from the beginning.
     max_tombstones: int = 16_384
@@ -113,7 +121,7 @@ class GossipConfig:
             raise LocalError("redial_min_s must not exceed redial_max_s")
 
     @classmethod
-    def loopback(cls, **changes: Any) -> Self:
+    def loopback(cls, *, nodes: int = DEFAULT_NODES, **changes: Any) -> Self:
         """Several nodes on one host, whose cores the engines may keep busy: quick, but patient with stalls."""
         return replace(
             cls(
@@ -125,16 +133,16 @@ class GossipConfig:
                 dead_keep_s=60.0,
                 redial_max_s=5.0,
             ),
-            **changes,
+            **(sized(nodes) | changes),
         )
 
     @classmethod
-    def lan(cls, **changes: Any) -> Self:
+    def lan(cls, *, nodes: int = DEFAULT_NODES, **changes: Any) -> Self:
         """One data centre: round trips of a few milliseconds."""
-        return replace(cls(), **changes)
+        return replace(cls(), **(sized(nodes) | changes))
 
     @classmethod
-    def wan(cls, **changes: Any) -> Self:
+    def wan(cls, *, nodes: int = DEFAULT_NODES, **changes: Any) -> Self:
         """Sites far apart: round trips up to half a second, some loss."""
         return replace(
             cls(
@@ -153,15 +161,33 @@ class GossipConfig:
                 leave_timeout_s=2.0,
                 stall_s=2.0,
             ),
-            **changes,
+            **(sized(nodes) | changes),
         )
+
+
+def sized(nodes: int) -> dict[str, Any]:
+    """Give the fields that bound memory, with room for four times the expected number of nodes.
+
+    What time and bytes depend on (datagrams of rows, retransmits, suspicion, exchanges of tables, doubts) follows the
+    real size at run time, so that nothing has to be set again as a cluster grows.
+
+    :raises LocalError: not 1 to 4096.
+    """
+    if not 1 <= nodes <= limits.MAX_RECORDS:
+        raise LocalError(f"nodes = {nodes}: allowed is 1 to {limits.MAX_RECORDS}")
+    return {
+        "max_members": min(limits.MAX_RECORDS, max(64, 4 * nodes)),
+        "max_addresses": min(4096, max(64, nodes)),
+        "max_slow_entries": max(500_000, 4000 * nodes),
+    }
 
 
 _RANGES: dict[str, tuple[float, float]] = {
     "probe_interval_s": (0.1, 30),
     "probe_timeout_s": (0.01, 30),
     "indirect_probes": (0, 8),
-    "suspicion_mult": (2, 16),
+    "suspicion_mult": (1, 16),
+    "suspicion_confirmations": (0, 16),
     "suspicion_max_mult": (1, 8),
     "health_max": (1, 16),
     "stall_s": (0.1, 60),
@@ -185,6 +211,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "slow_chunk_bytes": (4096, 1 << 20),
     "slow_pulls": (1, 16),
     "max_slow_keys": (1, 65_536),
+    "max_slow_entries": (1000, 100_000_000),
     "max_tombstones": (16, 65_536),
     "tombstone_keep_s": (1, 86_400),
     "session_timeout_s": (0.1, 60),

@@ -5,12 +5,15 @@ Rules
    comes from gossip, so a forged or stale record costs one failed connection.
 2. Records of another cluster, without a label, without an address, or of ourselves are ignored; so is a loopback
    address unless we are on loopback ourselves, and the other way round: neither could be reached.
-3. zeroconf is imported when discovery starts: whoever joins by seeds alone does not pay for it.
+3. All interfaces are used unless some are named, with IPv4 and IPv6 where the host has both. A record may have several
+   addresses; each of them is dialled.
+4. zeroconf is imported when discovery starts: whoever joins by seeds alone does not pay for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +31,8 @@ SERVICE_TYPE: Final = "_grapevine._tcp.local."
 #: Milliseconds for resolving one record, and how many are resolved at a time; further ones wait for their next change.
 RESOLVE_MS: Final = 3000
 MAX_RESOLVING: Final = 64
+#: Addresses dialled of one record.
+MAX_ADDRESSES: Final = 8
 
 
 def instance_name(identity: Identity) -> str:
@@ -36,18 +41,18 @@ def instance_name(identity: Identity) -> str:
     return f"{identity.name[:40]}-{hashlib.sha256(unique.encode()).hexdigest()[:8]}.{SERVICE_TYPE}"
 
 
-def peer_of(
+def peers_of(
     identity: Identity, properties: Mapping[bytes, bytes | None], addresses: Sequence[str], port: int | None
-) -> str | None:
-    """Give `host:port` of the peer that a record stands for, or None if it is of no interest (rule 2)."""
+) -> list[str]:
+    """Give each `host:port` that a record stands for, our own family first; none if it is of no interest (rule 2)."""
     if properties.get(b"cluster") != identity.cluster.encode() or not port:
-        return None
+        return []
     name = (properties.get(b"name") or b"").decode("ascii", "replace")
     usable = [a for a in addresses if is_ip_literal(a) and _is_loopback(a) == _is_loopback(identity.host)]
-    if not NAME_PATTERN.match(name) or not usable or (name == identity.name and _is_own(identity, usable, port)):
-        return None
-    best = min(usable, key=lambda address: (":" in address) != (":" in identity.host))  # our own family first
-    return f"[{best}]:{port}" if ":" in best else f"{best}:{port}"
+    if not NAME_PATTERN.match(name) or (name == identity.name and _is_own(identity, usable, port)):
+        return []
+    usable.sort(key=lambda address: (":" in address) != (":" in identity.host))
+    return [f"[{a}]:{port}" if ":" in a else f"{a}:{port}" for a in usable[:MAX_ADDRESSES]]
 
 
 def _is_own(identity: Identity, addresses: Sequence[str], port: int) -> bool:
@@ -81,8 +86,7 @@ class MdnsDiscovery:
 
         :raises OSError: no interface takes multicast.
         """
-        from zeroconf import InterfaceChoice
-        from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+        from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo
 
         if self._zeroconf is not None:
             raise LocalError("discovery starts once")
@@ -96,7 +100,7 @@ class MdnsDiscovery:
             parsed_addresses=[me.host],
             server=f"{instance_name(me).split('.')[0]}.local.",
         )
-        self._zeroconf = AsyncZeroconf(interfaces=self._interfaces or InterfaceChoice.All)
+        self._zeroconf = self._open()
         try:
             # The instance name is unique by its hash: no need for the second that asking for conflicts takes, and a
             # node that restarts must not be renamed because of its own former record.
@@ -105,6 +109,17 @@ class MdnsDiscovery:
             await self.close()
             raise
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._changed])
+
+    def _open(self) -> AsyncZeroconf:
+        from zeroconf import InterfaceChoice, IPVersion
+        from zeroconf.asyncio import AsyncZeroconf
+
+        interfaces = self._interfaces or InterfaceChoice.All
+        if not self._interfaces or any(":" in interface for interface in self._interfaces):
+            # A host without IPv6, or with it switched off, is served by IPv4 alone.
+            with contextlib.suppress(OSError):
+                return AsyncZeroconf(interfaces=interfaces, ip_version=IPVersion.All)
+        return AsyncZeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only)
 
     async def close(self) -> None:
         """Withdraw the announcement and release the sockets. Idempotent."""
@@ -134,6 +149,6 @@ class MdnsDiscovery:
         if not await info.async_request(zeroconf, RESOLVE_MS):
             return
         properties: Any = info.properties
-        peer = peer_of(self._identity, properties, info.parsed_addresses(), info.port)
-        if peer is not None and self._on_peer is not None and self._zeroconf is not None:
-            self._on_peer(peer)
+        for peer in peers_of(self._identity, properties, info.parsed_addresses(), info.port):
+            if self._on_peer is not None and self._zeroconf is not None:
+                self._on_peer(peer)

@@ -11,19 +11,23 @@ what happened.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gossip import actions as io
-from gossip.codec import PacketBuilder, decode_packet
+from gossip.codec import decode_packet
 from gossip.config import GossipConfig
-from gossip.errors import RemoteError, WrongClusterError
+from gossip.coordinates import Coordinates
+from gossip.envelope import Envelope
+from gossip.errors import RemoteError, SealError, WrongClusterError
 from gossip.events import RowView
 from gossip.exchange import Exchange
 from gossip.health import LocalHealth
+from gossip.heartbeat import Heartbeat
 from gossip.hub import Hub
 from gossip.identity import Address, Identity
 from gossip.incarnation import refutations_of
+from gossip.keyring import Keyring
 from gossip.limits import MAX_DATAGRAM_BYTES, MAX_FRAME_BYTES
 from gossip.member import Member, MemberState, MemberView
 from gossip.membership import Membership
@@ -37,8 +41,9 @@ from gossip.messages import (
     Part,
     Ping,
     PingRequest,
+    Place,
     PushPull,
-    Row,
+    Rows,
     SlowDelta,
     SlowDigest,
     SlowPull,
@@ -58,11 +63,22 @@ MAX_GOODBYES = 32
 
 
 class Endpoint:
-    """One node's side of the protocol."""
+    """One node's side of the protocol. `envelope` seals and opens packets; without it they travel in clear. `decode` is
+    for a simulation, where several endpoints get the same bytes and one reading of them is enough.
+    """
 
-    def __init__(self, identity: Identity, config: GossipConfig, rng: random.Random) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        config: GossipConfig,
+        rng: random.Random,
+        envelope: Envelope | None = None,
+        decode: Callable[[bytes, str, int], Packet] = decode_packet,
+    ) -> None:
         self.config = config
-        self._hub = hub = Hub(identity, config, rng)
+        self._decode = decode
+        self.envelope = envelope or Envelope(Keyring(), identity.cluster, rng.randbytes)
+        self._hub = hub = Hub(identity, config, rng, self.envelope)
         self.rtts = RoundTrips()
         self.health = LocalHealth(config.health_max)
         self.sessions = Sessions(hub)
@@ -70,8 +86,14 @@ class Endpoint:
         self.rows = LoadRows(hub, self.membership)
         self.slow = SlowState(hub, self.membership, self.sessions)
         self.exchange = Exchange(hub, self.membership, self.slow, self.sessions)
-        self.prober = Prober(hub, self.membership, self.health, self.rtts, self._dial_probe)
-        self.membership.observers += [self.rows, self.slow, self.exchange, self.prober]
+        self.coordinates = Coordinates(hub, self.membership)
+        self.prober = Prober(
+            hub, self.membership, self.health, self.rtts, coordinates=self.coordinates, dial=self._dial_probe
+        )
+        self.heartbeat = Heartbeat(hub, self.membership, self.health, self.prober.doubt)
+        self.rows.heartbeat = self.heartbeat.tick
+        self.membership.seen_at = self.rows.set_at
+        self.membership.observers += [self.rows, self.slow, self.exchange, self.coordinates, self.prober]
         self._now = self._started_at = 0.0
 
     # --- in -----------------------------------------------------------------------------------------------------------
@@ -88,7 +110,7 @@ class Endpoint:
             case io.StreamRequested():
                 self._stream_request(event, now)
             case io.StreamReplied():
-                self._stream_reply(event, now)
+                self._stream_over(event.session, event.data, now)
             case io.StreamFailed():
                 self._stream_over(event.session, None, now)
             case io.RowSet():
@@ -99,6 +121,8 @@ class Endpoint:
                 self.slow.delete(event.key, now)
             case io.SeedsAdded():
                 self.exchange.add_seeds(event.seeds, now)
+            case io.SeedsRemoved():
+                self.exchange.remove_seeds(event.seeds)
             case io.Started():
                 self._start(now)
             case io.LeaveRequested():
@@ -172,7 +196,7 @@ class Endpoint:
     # --- datagrams ----------------------------------------------------------------------------------------------------
 
     def _datagram(self, event: io.DatagramReceived, now: float) -> None:
-        packet = self._decode(event.data, MAX_DATAGRAM_BYTES)
+        packet = self._opened(lambda: self.envelope.open(event.data), MAX_DATAGRAM_BYTES)
         if packet is None:
             return
         if packet.sender == self._hub.name:
@@ -200,8 +224,10 @@ class Endpoint:
                 self.prober.requested(part, source, now)
             case Alive() | Suspect() | Dead() | Left():
                 self.membership.apply(part, now)
-            case Row():
+            case Rows():
                 self.rows.receive(part, packet.sender, now)
+            case Place():
+                self.coordinates.receive(part)
             case SlowDigest():
                 self.slow.digested(part, source, now)
             case SlowPull():
@@ -211,9 +237,12 @@ class Endpoint:
             case PushPull():
                 self._hub.counters["refused"] += 1  # streams only
 
-    def _decode(self, data: bytes, most: int) -> Packet | None:
+    def _opened(self, unseal: Callable[[], bytes], most: int) -> Packet | None:
+        """Unseal, then decode, a packet; whatever is wrong with it is counted and it is dropped."""
         try:
-            return decode_packet(data, self._hub.identity.cluster, most)
+            return self._decode(unseal(), self._hub.identity.cluster, most)
+        except SealError as error:
+            self._hub.counters[error.reason] += 1
         except WrongClusterError:
             self._hub.counters["wrong_cluster"] += 1
         except RemoteError:
@@ -223,20 +252,25 @@ class Endpoint:
     def _gossip(self, now: float) -> None:
         """One tick: rumours first, then slow marks, then rows, to each chosen peer."""
         self._hub.timers.set((Timer.GOSSIP, 0), now + self.config.gossip_interval_s)
-        rows = self.rows.freshest(now)
-        for member in self.membership.sample(self.config.fanout, now):
+        parcel, digest = self.rows.parcel(now), self.slow.digest()
+        targets = self.membership.sample(self.config.fanout, now)
+        for member in targets:
             first = self._hub.packet()
             self.membership.fill(first)
-            packets = [first]
-            if member.state.is_up and not self._hub.leaving:
-                self.slow.fill(first)
-                packets = self.rows.fill(rows, member.name, first, self._hub.packet)
-            self._send_all(member, packets)
+            if self._feeds(member):
+                self.slow.fill(first, digest)
+                self.coordinates.fill(first)
+                parcel.fill(first, member.name)
+            if len(first):
+                self._hub.send_packet(member.address, first)
+        for data in parcel.rest():
+            sealed = self.envelope.seal(data)  # once for all of them: each has a replay window of its own
+            for member in targets:
+                if self._feeds(member):
+                    self._hub.emit(io.SendDatagram(member.address, sealed))
 
-    def _send_all(self, member: Member, packets: list[PacketBuilder]) -> None:
-        for packet in packets:
-            if len(packet):
-                self._hub.emit(io.SendDatagram(member.address, packet.build()))
+    def _feeds(self, member: Member) -> bool:
+        return member.state.is_up and not self._hub.leaving
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
@@ -246,21 +280,30 @@ class Endpoint:
             self.sessions.open(Purpose.PROBE, address, (Ping(seq, member.name),), seq, self._now)
 
     def _stream_request(self, event: io.StreamRequested, now: float) -> None:
-        packet = self._decode(event.data, MAX_FRAME_BYTES)
-        part = packet.parts[0] if packet is not None and packet.parts else None
-        reply: Part | None = None
-        match part:
-            case Ping():
-                reply = Ack(part.seq, self._hub.name)
-            case SlowPull():
-                reply = self.slow.give(part, self.config.slow_chunk_bytes)
-            case PushPull() if packet is not None:
-                self.exchange.merge(packet.sender, part, self._address_of(packet.sender, part), now)
-                reply = self.exchange.table()
+        try:
+            data, token = self.envelope.open_request(event.data)
+        except SealError as error:
+            self._hub.counters[error.reason] += 1
+            self._hub.emit(io.CloseStream(event.stream))
+            return
+        packet = self._opened(lambda: data, MAX_FRAME_BYTES)
+        reply = self._stream_answer(packet, now) if packet is not None and packet.parts else None
         if reply is None:
             self._hub.emit(io.CloseStream(event.stream))
         else:
-            self._hub.emit(io.ReplyStream(event.stream, self._hub.frame((reply,))))
+            self._hub.emit(io.ReplyStream(event.stream, self.envelope.seal_reply(self._hub.frame((reply,)), token)))
+
+    def _stream_answer(self, packet: Packet, now: float) -> Part | None:
+        part = packet.parts[0]
+        match part:
+            case Ping():
+                return Ack(part.seq, self._hub.name)
+            case SlowPull():
+                return self.slow.give(part, self.config.slow_chunk_bytes)
+            case PushPull():
+                self.exchange.merge(packet.sender, part, self._address_of(packet.sender, part), now)
+                return self.exchange.table()
+        return None
 
     def _address_of(self, name: str, table: PushPull) -> Address | None:
         """Where the sender of a table listens: the stream itself came from another port."""
@@ -268,13 +311,14 @@ class Endpoint:
             return None
         return next(((r.host, r.port) for r in table.members[:1] if r.name == name), None)
 
-    def _stream_reply(self, event: io.StreamReplied, now: float) -> None:
-        self._stream_over(event.session, self._decode(event.data, MAX_FRAME_BYTES), now)
-
-    def _stream_over(self, session: int, packet: Packet | None, now: float) -> None:
+    def _stream_over(self, session: int, data: bytes | None, now: float) -> None:
+        """A stream that we opened has ended, with a reply or without."""
         ended = self.sessions.close(session)
         if ended is None:
             return
+        packet = None
+        if data is not None:
+            packet = self._opened(lambda: self.envelope.open_reply(data, ended.token), MAX_FRAME_BYTES)
         part = packet.parts[0] if packet is not None and packet.parts else None
         try:
             match ended.purpose:
@@ -307,6 +351,10 @@ class Endpoint:
         """How often what happened."""
         return self._hub.counters
 
+    def timers_set(self) -> int:
+        """How many timers are set; for `checks` and the simulator."""
+        return len(self._hub.timers)
+
     @property
     def timers(self) -> Mapping[str, float | None]:
         """For `checks`: the deadline of each suspicion."""
@@ -336,6 +384,10 @@ class Endpoint:
     def row(self, name: str, now: float) -> RowView | None:
         """The latest load row of a node."""
         return self.rows.get(name, now)
+
+    def estimate_rtt_s(self, a: str, b: str) -> float | None:
+        """Estimate the round-trip time between any two members, in seconds; None while one is not located."""
+        return self.coordinates.estimate_rtt_s(a, b)
 
     def slow_of(self, name: str) -> Mapping[bytes, bytes]:
         """A node's slow state: a read-only view that follows it."""

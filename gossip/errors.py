@@ -3,7 +3,8 @@
 - `LocalError`: the caller of this process did something that is not allowed (a row too large, a bad name). State is
   unchanged.
 - `RemoteError`: bytes from the network were wrong. The only kind that a decoder raises; the message is dropped and
-  counted, and nothing in the state has changed. `WrongClusterError` is the case of another cluster's label.
+  counted, and nothing in the state has changed. `WrongClusterError` is the case of another cluster's label,
+  `SealError` that of a packet without a seal of ours.
 - `GossipBindError`: the operating system refused the port.
 - `InvariantError`: a bug of ours, found by `validate()`.
 """
@@ -25,6 +26,17 @@ class RemoteError(GossipError):
 
 class WrongClusterError(RemoteError):
     """A well-formed packet that carries another cluster's label."""
+
+
+class SealError(RemoteError):
+    """A packet that was not sealed with one of our keys, or came before.
+
+    `reason` is the counter: unsealed, sealed_without_key, unknown_key, forged, replayed.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class GossipBindError(GossipError, OSError):

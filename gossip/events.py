@@ -20,7 +20,9 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged:
-    """A member appeared (`previous` None), changed state, restarted (same state, higher incarnation) or new meta."""
+    """A member appeared (`previous` None), changed state, restarted (same state, higher incarnation), has new meta, or
+    was heard by ourselves for the first time (`view.verified`).
+    """
 
     view: MemberView
     previous: MemberState | None

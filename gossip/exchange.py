@@ -73,6 +73,11 @@ class Exchange:
                 self.book.add_seed(seed, now)
         self._hub.timers.set((Timer.REDIAL, 0), now)
 
+    def remove_seeds(self, seeds: tuple[Address, ...]) -> None:
+        """Forget seeds."""
+        for seed in seeds:
+            self.book.remove_seed(seed)
+
     def _interval(self) -> float:
         base, size = self._hub.config.push_pull_interval_s, self._membership.size()
         scaled = base if size <= 32 else base * (math.ceil(math.log2(size) - 5) + 1)
@@ -148,7 +153,7 @@ class Exchange:
         member = self._membership.get(packet.sender)
         if member is not None and member.state.is_up:
             if source == member.address and packet.incarnation >> 16 == member.boot:
-                member.verified = True
+                self._membership.verify(member, now)
             return
         if member is None or packet.incarnation > member.incarnation:
             if now - self._stranger_at >= STRANGER_PAUSE_S and not self._hub.leaving:

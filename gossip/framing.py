@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gossip.errors import RemoteError
-from gossip.limits import MAX_FRAME_BYTES
+from gossip.limits import MAX_FRAME_BYTES, MAX_SEAL_BYTES
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
@@ -15,7 +15,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     :raises asyncio.IncompleteReadError: the stream ended early.
     """
     length = int.from_bytes(await reader.readexactly(4), "big")
-    if not 0 < length <= MAX_FRAME_BYTES:
+    if not 0 < length <= MAX_FRAME_BYTES + MAX_SEAL_BYTES:
         raise RemoteError(f"a frame of {length} bytes")
     return await reader.readexactly(length)
 

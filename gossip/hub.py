@@ -10,6 +10,7 @@ from dataclasses import replace
 from gossip.actions import Action, Notify, SendDatagram
 from gossip.codec import PacketBuilder, encode_part
 from gossip.config import GossipConfig
+from gossip.envelope import Envelope
 from gossip.events import GossipEvent
 from gossip.identity import Address, Identity
 from gossip.incarnation import boot_of, first
@@ -21,10 +22,11 @@ from gossip.timers import Timers
 class Hub:
     """Owned by the endpoint, used by every plane. Holds no protocol rule."""
 
-    def __init__(self, identity: Identity, config: GossipConfig, rng: random.Random) -> None:
+    def __init__(self, identity: Identity, config: GossipConfig, rng: random.Random, envelope: Envelope) -> None:
         self.identity = identity
         self.config = config
         self.rng = rng
+        self.envelope = envelope
         self.timers = Timers()
         #: Our own incarnation, packed; see `gossip.incarnation`.
         self.incarnation = first(identity.incarnation)
@@ -59,9 +61,9 @@ class Hub:
         self._seq = (self._seq + 1) & 0x7FFF_FFFF
         return self._seq
 
-    def packet(self) -> PacketBuilder:
-        """Begin a datagram."""
-        return self._builder(self.config.datagram_budget)
+    def packet(self, share: float = 1.0) -> PacketBuilder:
+        """Begin a datagram, of that share of the usual size."""
+        return self._builder(int(share * self.config.datagram_budget) - self.envelope.overhead)
 
     def frame(self, parts: Iterable[Part]) -> bytes:
         """Build a stream frame."""
@@ -75,7 +77,11 @@ class Hub:
         builder = self.packet()
         for part in parts:
             builder.add(encode_part(part))
-        self.emit(SendDatagram(to, builder.build()))
+        self.send_packet(to, builder)
+
+    def send_packet(self, to: Address, builder: PacketBuilder) -> None:
+        """Seal a datagram and send it."""
+        self.emit(SendDatagram(to, self.envelope.seal(builder.build())))
 
     def emit(self, action: Action) -> None:
         """Queue an action for the shell."""

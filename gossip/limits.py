@@ -21,6 +21,11 @@ MAX_META_BYTES: Final = 512
 
 #: Payload of one load row. With its header it still fits one datagram of 1400 bytes.
 MAX_ROW_BYTES: Final = 1024
+#: The same with its header (name, boot and sequence number at their largest).
+MAX_ENCODED_ROW_BYTES: Final = MAX_ROW_BYTES + 100
+
+#: A network coordinate; more than one has, so that a later version may have more dimensions.
+MAX_COORDINATE_BYTES: Final = 128
 
 #: Key and value of the slow state.
 MAX_KEY_BYTES: Final = 64
@@ -29,11 +34,14 @@ MAX_VALUE_BYTES: Final = 1024
 #: Longest datagram that is looked at. Ours stay within `GossipConfig.datagram_budget`; a peer may be set higher.
 MAX_DATAGRAM_BYTES: Final = 9000
 
-#: Longest frame of a stream. The largest real one is the member table: 4096 members of about 700 bytes.
+#: Longest packet in a frame of a stream; the largest real one is the member table, 4096 members of about 700 bytes.
+#: Sealed it is a little longer on the wire.
 MAX_FRAME_BYTES: Final = 4 * 1024 * 1024
+MAX_SEAL_BYTES: Final = 64
 
-#: Parts in one packet, members in one table exchange, entries of one delta, marks of one digest.
+#: Parts in one packet, rows in one packet, members in one table exchange, entries of one delta, marks of one digest.
 MAX_PARTS: Final = 1024
+MAX_ROWS: Final = 1024
 MAX_RECORDS: Final = 4096
 MAX_DELTA_ENTRIES: Final = 65_536
 MAX_MARKS: Final = 4096
@@ -43,5 +51,6 @@ MAX_BOOT: Final = 1 << 44
 MAX_INCARNATION: Final = 1 << 60
 MAX_COUNTER: Final = 1 << 53
 
-#: Ages on the wire, in milliseconds: about 49 days.
-MAX_AGE_MS: Final = 1 << 32
+#: Ages of rows on the wire are in hundredths of a second, so that most take one byte; at most about 497 days.
+AGE_UNIT_S: Final = 0.01
+MAX_AGE: Final = 1 << 32

@@ -13,13 +13,15 @@ Rules
 7. A suspect is told of the accusation directly and first, so that it can refute before the rumour spreads.
 8. The dead and the departed are kept for `dead_keep_s`, then forgotten entirely; a report of the death of somebody
    unknown never creates a member.
+9. A suspect whose row is renewed after the suspicion began is not buried, whoever says so: it speaks, and will refute
+   once it hears. One that goes on speaking without hearing is buried after `HELD_MULT` times the longest suspicion.
 
 What else changes with this file: `checks.py` states the invariants, `exchange.py` feeds whole tables through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gossip.broadcast import BroadcastQueue, retransmits
@@ -64,10 +66,13 @@ class Membership:
         self._rtts = rtts
         self._members: dict[str, Member] = {}
         self._tenants: dict[Address, str] = {}
-        self._size: int | None = None
+        #: Who is up, and who is not; None when that has changed. Asked for at every tick, changed by few.
+        self._split: tuple[list[Member], list[Member]] | None = None
         self._conflicts: dict[str, float] = {}
         #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
         self._superseded = False
+        #: When a member last showed life beside the protocol of this file: its latest row, on our clock.
+        self.seen_at: Callable[[str], float] = lambda name: float("-inf")
         self.broadcasts = BroadcastQueue()
         self.observers: list[Observer] = []
 
@@ -95,15 +100,21 @@ class Membership:
 
     def size(self) -> int:
         """Cluster size for the formulas: members that are up, and us."""
-        if self._size is None:  # asked for every packet, changed by few
-            self._size = 1 + sum(1 for m in self._members.values() if m.state.is_up)
-        return self._size
+        return 1 + len(self._sides()[0])
 
     def sample(self, count: int, now: float) -> list[Member]:
         """Draw peers for one gossip tick: those up, and the dead of late, who may want to refute."""
-        until = self._hub.config.gossip_to_dead_s
-        pool = [m for m in self if m.state.is_up or (m.state is MemberState.DEAD and now - m.state_since < until)]
-        return pool if len(pool) <= count else self._hub.rng.sample(pool, count)
+        pool, down = self._sides()
+        if down:
+            since = now - self._hub.config.gossip_to_dead_s
+            pool = pool + [m for m in down if m.state is MemberState.DEAD and m.state_since > since]
+        return list(pool) if len(pool) <= count else self._hub.rng.sample(pool, count)
+
+    def _sides(self) -> tuple[list[Member], list[Member]]:
+        if self._split is None:
+            up = [m for m in self._members.values() if m.state.is_up]
+            self._split = up, [m for m in self._members.values() if not m.state.is_up]
+        return self._split
 
     def fill(self, builder: PacketBuilder) -> None:
         """Piggy-back rumours onto a packet."""
@@ -159,7 +170,8 @@ class Membership:
             return
         member = Member(rumour.name, rumour.incarnation, rumour.host, rumour.port, rumour.meta, MemberState.ALIVE, now)
         self._members[rumour.name] = member
-        self._size = None
+        if self._split is not None:
+            self._split[0].append(member)
         self._settle(member, now)
         self.broadcasts.put(rumour)
         self._notify(member, None, now)
@@ -218,7 +230,7 @@ class Membership:
         config, size = self._hub.config, self.size()
         shortest = suspicion_min_s(config.suspicion_mult, size, config.probe_interval_s)
         longest = shortest * config.suspicion_max_mult
-        wanted = confirmations_wanted(config.suspicion_mult, size)
+        wanted = confirmations_wanted(config.suspicion_confirmations, size)
         if within_s is not None:
             shortest, longest, wanted = within_s, within_s, 0
         member.incarnation = rumour.incarnation
@@ -231,16 +243,28 @@ class Membership:
         self._notify(member, MemberState.ALIVE, now)
 
     def suspicion_over(self, name: str, now: float) -> None:
-        """The timer of a suspicion ran out: nobody refuted it."""
+        """The timer of a suspicion ran out: nobody refuted it. Who has shown life since it began gets more time."""
         member = self._members.get(name)
-        if member is not None and member.state is MemberState.SUSPECT:
+        if member is None or member.suspicion is None:
+            return
+        if not self._lives(member, member.suspicion, now):
             self.bury(member, now)
+            return
+        self._hub.counters["suspicions_held"] += 1
+        member.suspicion.started = self.seen_at(name)
+        self._hub.timers.set((Timer.SUSPICION, name), max(now, member.suspicion.deadline()))
+        for observer in self.observers:
+            observer.member_doubted(member, now)
+
+    def _lives(self, member: Member, suspicion: Suspicion, now: float) -> bool:
+        """Whether the suspect has renewed its row since: it speaks, and gets time to refute, within reason (rule 9)."""
+        return self.seen_at(member.name) > suspicion.started and now < suspicion.ends_at
 
     def shift_suspicions(self, seconds: float) -> None:
         """We were stopped for that long: running suspicions started later by as much. Their timers move with them."""
         for member in self:
             if member.suspicion is not None:
-                member.suspicion.started += seconds
+                member.suspicion.shift(seconds)
 
     def bury(self, member: Member, now: float) -> None:
         """Hold a member for dead, on evidence of our own, and spread it."""
@@ -259,7 +283,9 @@ class Membership:
             return
         raised = rumour.incarnation > member.incarnation
         member.incarnation = rumour.incarnation
-        if member.state is MemberState.SUSPECT:
+        if member.suspicion is not None and self._lives(member, member.suspicion, now):
+            self._hub.counters["deaths_doubted"] += 1
+        elif member.state is MemberState.SUSPECT:
             self._end(member, MemberState.DEAD, now)
             self.broadcasts.put(rumour)
         elif raised and member.state is MemberState.DEAD:
@@ -286,6 +312,12 @@ class Membership:
             member.incarnation = rumour.incarnation
             self._end(member, MemberState.LEFT, now)
             self.broadcasts.put(rumour)
+
+    def verify(self, member: Member, now: float) -> None:
+        """Something came from the member itself, not only about it."""
+        if not member.verified:
+            member.verified = True
+            self._notify(member, member.state, now)
 
     # --- ourselves ----------------------------------------------------------------------------------------------------
 
@@ -346,6 +378,7 @@ class Membership:
         keep = self._hub.config.dead_keep_s
         for member in [m for m in self if not m.state.is_up and now - m.state_since >= keep]:
             del self._members[member.name]
+            self._split = None
             self.broadcasts.drop(member.name)
 
     def _end(self, member: Member, state: MemberState, now: float) -> None:
@@ -367,8 +400,9 @@ class Membership:
             member.suspicion = None
             self._hub.timers.cancel((Timer.SUSPICION, member.name))
         if member.state is not state:
+            if member.state.is_up is not state.is_up:
+                self._split = None
             member.state, member.state_since = state, now
-            self._size = None
 
     def _notify(self, member: Member, previous: MemberState | None, now: float) -> None:
         view = member.view(now, self._rtts.get(member.name))

@@ -110,13 +110,35 @@ class PushPull:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The latest load row of `name`; `age_ms` is how old it was when this message was sent."""
+    """The latest load row of `name`, as its owner wrote it. Made by `codec.make_row` and `codec.decode_row` only."""
 
     name: str
     boot: int
     seq: int
-    age_ms: int
     payload: bytes
+    #: The same as bytes: whoever passes the row on sends these as they are.
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Load rows, and how old each was when this message was sent, in units of `limits.AGE_UNIT_S`."""
+
+    ages: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+
+# --- network coordinates ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where `name` lies among the others, as of its `seq`-th change; the bytes of a `gossip.coordinate.Coordinate`."""
+
+    name: str
+    boot: int
+    seq: int
+    coordinate: bytes
 
 
 # --- slow state -------------------------------------------------------------------------------------------------------
@@ -166,7 +188,20 @@ class SlowDelta:
 
 
 Part = (
-    Ping | Ack | PingRequest | Nack | Alive | Suspect | Dead | Left | PushPull | Row | SlowDigest | SlowPull | SlowDelta
+    Ping
+    | Ack
+    | PingRequest
+    | Nack
+    | Alive
+    | Suspect
+    | Dead
+    | Left
+    | PushPull
+    | Rows
+    | Place
+    | SlowDigest
+    | SlowPull
+    | SlowDelta
 )
 
 

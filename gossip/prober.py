@@ -6,7 +6,8 @@ Rules
 2. No ack within the probe timeout: ping it through k peers and over TCP at the same time, until the interval is over.
 3. Still none: our own health is charged for the nacks that did not come, and the member is suspected.
 4. An ack by another name means that the address has a new tenant: the old one is dead, on first-hand evidence.
-5. A member that is doubted or new is probed at once, out of turn, a bounded number at a time.
+5. A member that is doubted or new is probed at once, out of turn, a bounded number at a time, and quicker: peers are
+   asked after a few of its usual round trips, for there is a reason already.
 6. Round-trip times are taken from direct pings only.
 """
 
@@ -15,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossip.actions import SendDatagram
 from gossip.codec import encode_part
+from gossip.coordinates import Coordinates
 from gossip.health import LocalHealth
 from gossip.hub import Hub
 from gossip.identity import Address
@@ -26,8 +27,14 @@ from gossip.messages import Ack, Nack, Ping, PingRequest, Suspect
 from gossip.rtt import RoundTrips
 from gossip.timers import Timer
 
-#: Probes out of turn, and pings on behalf of others, that may be under way at once.
+#: Probes under way at which none is begun out of turn, none for an old row; and pings on behalf of others.
 MAX_URGENT = 16
+MAX_DOUBTED = 4
+#: How long a probe out of turn waits before it asks peers: usual round trips of the member, but at least so many
+#: seconds. And for how many probe timeouts after that; a helper's nack takes one.
+URGENT_ROUND_TRIPS = 4
+URGENT_LEAST_S = 0.05
+URGENT_TIMEOUTS = 1.5
 MAX_RELAYS = 256
 
 
@@ -58,12 +65,15 @@ class Prober:
         membership: Membership,
         health: LocalHealth,
         rtts: RoundTrips,
+        *,
+        coordinates: Coordinates,
         dial: Callable[[int, Address], None],
     ) -> None:
         self._hub = hub
         self._membership = membership
         self._health = health
         self._rtts = rtts
+        self._coordinates = coordinates
         self._dial = dial
         self._round: list[str] = []
         self._probes: dict[int, _Probe] = {}
@@ -80,12 +90,16 @@ class Prober:
 
     def probe(self, member: Member, now: float) -> None:
         """Ping a member, unless a probe of it is under way."""
+        config = self._hub.config
+        self._probe(member, config.probe_timeout_s, config.probe_interval_s, now)
+
+    def _probe(self, member: Member, direct_s: float, whole_s: float, now: float) -> None:
         if any(p.name == member.name for p in self._probes.values()):
             return
-        seq, config = self._hub.next_seq(), self._hub.config
-        ends_at = now + self._health.scale(config.probe_interval_s)
+        seq = self._hub.next_seq()
+        ends_at = now + self._health.scale(whole_s)
         self._probes[seq] = _Probe(seq, member.name, member.incarnation, now, ends_at)
-        self._hub.timers.set((Timer.PROBE_DIRECT, seq), now + self._health.scale(config.probe_timeout_s))
+        self._hub.timers.set((Timer.PROBE_DIRECT, seq), now + self._health.scale(direct_s))
         self._hub.timers.set((Timer.PROBE_END, seq), ends_at)
         self._ping(member, seq)
 
@@ -136,9 +150,10 @@ class Prober:
             self._membership.bury(member, now)
             return
         self._health.add(-1)
-        member.verified = True
+        self._membership.verify(member, now)
         if not probe.indirect:
             self._rtts.add(member.name, now - probe.sent_at)
+            self._coordinates.measured(member.name, now - probe.sent_at)
 
     def nacked(self, seq: int) -> None:
         """A helper is well but the target silent to it too."""
@@ -151,8 +166,8 @@ class Prober:
     def pinged(self, ping: Ping, source: Address) -> None:
         """Answer with our own name, whoever was meant; and with our record, if we were mistaken for another."""
         ack = Ack(ping.seq, self._hub.name)
-        if ping.target == self._hub.name:
-            self._hub.send(source, ack)
+        if ping.target == self._hub.name:  # the place first: the asker needs it when it reads the ack
+            self._hub.send(source, self._coordinates.own(), ack)
         else:
             self._hub.send(source, ack, self._hub.alive())
 
@@ -189,7 +204,19 @@ class Prober:
     def member_doubted(self, member: Member, now: float) -> None:
         """Probe it at once if there is room."""
         if len(self._probes) < MAX_URGENT:
-            self.probe(member, now)
+            self._probe_urgently(member, now)
+
+    def doubt(self, member: Member, now: float) -> bool:
+        """Probe it at once because its row is old (see `heartbeat`), if there is room; says whether there was."""
+        if len(self._probes) >= MAX_DOUBTED:
+            return False
+        self._probe_urgently(member, now)
+        return True
+
+    def _probe_urgently(self, member: Member, now: float) -> None:
+        timeout, usual = self._hub.config.probe_timeout_s, self._rtts.get(member.name)
+        direct = timeout if usual is None else min(timeout, max(URGENT_LEAST_S, URGENT_ROUND_TRIPS * usual))
+        self._probe(member, direct, direct + URGENT_TIMEOUTS * timeout, now)
 
     def under_way(self) -> tuple[int, int]:
         """How many probes and relays are under way."""
@@ -210,7 +237,7 @@ class Prober:
             packet.add(encode_part(self._membership.rumour_about(member)))
         packet.add(encode_part(Ping(seq, member.name)))
         self._membership.fill(packet)
-        self._hub.emit(SendDatagram(member.address, packet.build()))
+        self._hub.send_packet(member.address, packet)
 
     def _forget_timers(self, seq: int) -> None:
         self._hub.timers.cancel((Timer.PROBE_DIRECT, seq))

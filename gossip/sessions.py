@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from gossip.actions import OpenStream
+from gossip.envelope import Token
 from gossip.hub import Hub
 from gossip.identity import Address
 from gossip.messages import Part
@@ -30,6 +31,8 @@ class Session:
     purpose: Purpose
     key: Address | int | str
     to: Address
+    #: Ties the reply to the request where the cluster has a key.
+    token: Token | None
 
 
 class Sessions:
@@ -61,9 +64,10 @@ class Sessions:
             self._hub.counters["sessions_refused"] += 1
             return False
         session = self._hub.next_seq()
-        self._open[session] = Session(purpose, key, to)
+        frame, token = self._hub.envelope.seal_request(self._hub.frame(parts))
+        self._open[session] = Session(purpose, key, to, token)
         self._hub.timers.set((Timer.SESSION, session), now + config.session_timeout_s + SHELL_GRACE_S)
-        self._hub.emit(OpenStream(session, to, self._hub.frame(parts), config.session_timeout_s))
+        self._hub.emit(OpenStream(session, to, frame, config.session_timeout_s))
         return True
 
     def close(self, session: int) -> Session | None:

@@ -56,6 +56,11 @@ class SlowMap:
         return MappingProxyType(self._live)
 
     @property
+    def entries(self) -> int:
+        """How many keys are held, deleted ones included."""
+        return len(self._log)
+
+    @property
     def tombstones(self) -> int:
         """How many deletions are remembered."""
         return len(self._log) - len(self._live)

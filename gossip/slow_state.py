@@ -5,14 +5,20 @@ Rules
 2. A small gap is pulled by datagram, a large one over TCP in chunks, each chunk from where the last one ended.
 3. At most one pull per owner is under way; a lost one is forgotten after a while and the next mark starts another.
 4. A copy belongs to one boot of its owner and dies with it (`SlowReset`). Only members that are up have copies.
+5. No message grows with the cluster: a tick carries `slow_digest_bytes` of marks. Half of them are for what moved last;
+   the rest takes turns over all owners, so that whatever was missed is noticed within n / (marks per turn) datagrams.
+   The exchange of whole tables compares all versions as well.
+6. All copies together hold at most `max_slow_entries`; beyond it they stop growing, which is counted.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from gossip.codec import PacketBuilder, encode_part
+from gossip.errors import InvariantError, RemoteError
 from gossip.events import SlowChanged, SlowReset
 from gossip.hub import Hub
 from gossip.identity import Address
@@ -44,7 +50,10 @@ class SlowState:
         self._pulls: dict[str, float] = {}
         #: Owners whose last datagram answer did not reach the end: too much for datagrams, so TCP is next.
         self._large: set[str] = set()
-        self._rotation = 0
+        #: Owners of copies, whose mark was sent least lately first.
+        self._turns: deque[str] = deque()
+        #: Entries of all copies together, tombstones included.
+        self._entries = 0
 
     # --- our own ------------------------------------------------------------------------------------------------------
 
@@ -89,23 +98,38 @@ class SlowState:
 
     # --- marks --------------------------------------------------------------------------------------------------------
 
-    def fill(self, builder: PacketBuilder) -> None:
-        """Add version marks to a packet: ours, those that moved last, then a rotating share of the rest."""
-        room = min(self._hub.config.slow_digest_bytes, builder.room - 16)
-        marks = [self._mark(self._hub.name)]
-        moved = list(self._copies)[::-1]
-        self._rotation += 1
-        for index in range(len(moved)):
-            half_used = room < self._hub.config.slow_digest_bytes / 2
-            at = (index + self._rotation * 7) % len(moved) if half_used else index
-            mark = self._mark(moved[at])
-            if mark in marks:
-                continue
-            room -= len(mark.name) + 18
-            if room < 0:
+    def fill(self, builder: PacketBuilder, digest: bytes) -> None:
+        """Add the marks of this tick to a packet, or ours alone where rumours have left little room."""
+        if not builder.add(digest):
+            builder.add(encode_part(SlowDigest((self._mark(self._hub.name),))))
+
+    def digest(self) -> bytes:
+        """Give the encoded marks of one tick: ours, those that moved last, then the others in turn (rule 5)."""
+        budget = self._hub.config.slow_digest_bytes
+        own = self._mark(self._hub.name)
+        room = budget - _mark_bytes(own)
+        marks = {own.name: own}
+        for name in reversed(self._copies):
+            if room < budget / 2 or not self._enter(marks, name, room):
                 break
-            marks.append(mark)
-        builder.add(encode_part(SlowDigest(tuple(marks))))
+            room -= _mark_bytes(marks[name])
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            name = self._turns[-1]
+            if name in marks:
+                continue
+            if not self._enter(marks, name, room):
+                self._turns.rotate(1)  # its turn is the next one
+                break
+            room -= _mark_bytes(marks[name])
+        return encode_part(SlowDigest(tuple(marks.values())))
+
+    def _enter(self, marks: dict[str, SlowMark], name: str, room: int) -> bool:
+        mark = self._mark(name)
+        fits = _mark_bytes(mark) <= room
+        if fits:
+            marks[name] = mark
+        return fits
 
     def _mark(self, name: str) -> SlowMark:
         found = self._find(name)
@@ -193,11 +217,16 @@ class SlowState:
         if owner is None or owner.boot != delta.boot:
             return False
         copy = self._copies.get(delta.name) or SlowMap(delta.name, delta.boot)
+        if self._entries + len(delta.entries) > self._hub.config.max_slow_entries:
+            raise RemoteError("all slow state together is larger than allowed here")
+        before = copy.entries
         applied = copy.apply(delta, self._hub.config.max_slow_keys, self._hub.config.max_tombstones)
+        self._entries += copy.entries - before
         if applied is None:
             self._hub.counters["deltas_unused"] += 1
             return False
-        self._copies.pop(delta.name, None)
+        if self._copies.pop(delta.name, None) is None:
+            self._turns.append(delta.name)
         self._copies[delta.name] = copy
         if applied.reset:
             self._hub.notify(SlowReset(delta.name))
@@ -217,6 +246,10 @@ class SlowState:
         """Check every map. :raises InvariantError: one contradicts itself."""
         for held in (self._own, *self._copies.values()):
             held.validate()
+        if sorted(self._turns) != sorted(self._copies):
+            raise InvariantError("slow state: a copy without a turn, or the reverse")
+        if self._entries != sum(copy.entries for copy in self._copies.values()):
+            raise InvariantError("slow state: the entries are miscounted")
 
     # --- following the members ----------------------------------------------------------------------------------------
 
@@ -226,8 +259,15 @@ class SlowState:
     def member_down(self, member: Member, now: float) -> None:
         """Copies die with the member (rule 4)."""
         self._finished(member.name)
-        if self._copies.pop(member.name, None) is not None:
+        copy = self._copies.pop(member.name, None)
+        if copy is not None:
+            self._turns.remove(member.name)
+            self._entries -= copy.entries
             self._hub.notify(SlowReset(member.name))
 
     def member_doubted(self, member: Member, now: float) -> None:
         """Nothing to do."""
+
+
+def _mark_bytes(mark: SlowMark) -> int:
+    return len(mark.name) + 18

@@ -1,24 +1,28 @@
 """The timer of one suspicion, shortened by independent confirmations (Lifeguard).
 
-`min = mult * max(1, log10 n) * probe_interval`, `max = max_mult * min`, `k = mult - 2` confirmations wanted, none if
-the cluster has fewer than that many other nodes. After c confirmations the suspicion lasts
-`max - ln(c+1)/ln(k+1) * (max-min)`, never less than min.
+`min = mult * max(1, log100 n) * probe_interval`, `max = max_mult * min`, k confirmations wanted, none if the cluster
+has fewer than that many other nodes. After c confirmations the suspicion lasts `max - ln(c+1)/ln(k+1) * (max-min)`,
+never less than min. memberlist takes log10, and `mult - 2` confirmations; here a suspect is also defended by its load
+row (rule 9 of `membership`), so that above ten nodes the shorter time is no more dangerous.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
+
+#: Signs of life put off the end of a suspicion for up to this many times its longest duration.
+HELD_MULT: Final = 3
 
 
 def suspicion_min_s(mult: float, members: int, probe_interval_s: float) -> float:
     """Shortest suspicion, in seconds, for a cluster of `members` nodes, this one included."""
-    return mult * max(1.0, math.log10(max(1, members))) * probe_interval_s
+    return mult * max(1.0, math.log(max(1, members), 100)) * probe_interval_s
 
 
-def confirmations_wanted(mult: float, members: int) -> int:
+def confirmations_wanted(wanted: int, members: int) -> int:
     """How many further accusers bring a suspicion down to its minimum."""
-    wanted = max(0, int(mult) - 2)
     return 0 if members - 2 < wanted else wanted
 
 
@@ -33,6 +37,11 @@ class Suspicion:
     wanted: int
     first_accuser: str
     _others: list[str] = field(default_factory=list)
+    #: Until when signs of life may put the end off.
+    ends_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends_at = self.started + HELD_MULT * self.max_s
 
     @property
     def accusers(self) -> tuple[str, ...]:
@@ -45,6 +54,11 @@ class Suspicion:
             return False
         self._others.append(accuser)
         return True
+
+    def shift(self, seconds: float) -> None:
+        """Let it have begun that much later."""
+        self.started += seconds
+        self.ends_at += seconds
 
     def deadline(self) -> float:
         """When the suspect is to be declared dead."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from . import wire
 from .errors import LocalError
-from .handshake import PullerHandshake
+from .handshake import PullerHandshake, Secrets
 from .transport import Deadline, Transport
 
 #: Warm connections in all; the one that was used longest ago is closed for a new one.
@@ -20,7 +20,7 @@ MAX_WARM: Final = 64
 class Dialer:
     """Thread-safe. A connection is used by one thread at a time, between `ask` and `keep` or `discard`."""
 
-    def __init__(self, label: str, name: str, secret: bytes | None, connect_s: float) -> None:
+    def __init__(self, label: str, name: str, secret: Secrets, connect_s: float) -> None:
         self._label = label
         self._name = name
         self._secret = secret
@@ -29,6 +29,10 @@ class Dialer:
         self._warm: OrderedDict[str, Transport] = OrderedDict()
         self._busy: set[Transport] = set()
         self._closed = False
+
+    def rekey(self, secret: Secrets) -> None:
+        """Prove these keys on new connections."""
+        self._secret = secret
 
     def ask(self, address: str, request: wire.Message, deadline: Deadline) -> tuple[Transport, wire.Message]:
         """Send a request, and return the connection and the answer.

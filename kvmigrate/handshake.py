@@ -1,19 +1,24 @@
 """Who is there: the handshake of a transfer connection, without I/O.
 
 Both sides prove that they hold the cluster key by an HMAC-SHA256 over both nonces, the cluster label and the puller's
-name. The two proofs carry different labels, so neither can be played back as the other. Without a key on either side
-the proofs are empty; a side with a key refuses one without. It authenticates the connection's opening and does not
-encrypt: whoever can change packets between the hosts can still take the connection over (TLS is the answer to that).
+name. Either may hold several keys while they are rotated: the source proves its first one, the puller answers with the
+same if it holds it, and the source takes any of its own. The two proofs carry different labels, so neither can be
+played back as the other. Without a key on either side the proofs are empty; a side with a key refuses one without. It
+authenticates the connection's opening and does not encrypt: whoever can change packets between the hosts can still
+take the connection over (TLS is the answer to that).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Final
+from typing import Final, TypeAlias
 
 from .errors import RemoteError
 from .wire import PROTOCOL_VERSION, Challenge, Error, Hello, Message, Proof, Welcome
+
+#: One key, several (the one to prove first), or none.
+Secrets: TypeAlias = bytes | tuple[bytes, ...] | None
 
 _SOURCE: Final = b"grapevine transfer source"
 _PULLER: Final = b"grapevine transfer puller"
@@ -22,8 +27,8 @@ _PULLER: Final = b"grapevine transfer puller"
 class PullerHandshake:
     """The dialling side. `nonce`: NONCE_BYTES fresh random bytes."""
 
-    def __init__(self, cluster: str, name: str, secret: bytes | None, nonce: bytes) -> None:
-        self._secret = secret
+    def __init__(self, cluster: str, name: str, secrets: Secrets, nonce: bytes) -> None:
+        self._secrets = _candidates(secrets)
         self._hello = Hello(PROTOCOL_VERSION, cluster, name, nonce)
         self._proven = False  # the source has shown that it holds the key
         self.done = False
@@ -36,11 +41,11 @@ class PullerHandshake:
         """Take the source's message, return the answer to send if there is one; RemoteError = close."""
         match message:
             case Challenge() if not self._proven:
-                expected = _proof(self._secret, _SOURCE, self._hello, message.nonce)
-                if not hmac.compare_digest(expected, message.proof):
-                    raise RemoteError("transfer: the source does not have our cluster key")
-                self._proven = True
-                return Proof(_proof(self._secret, _PULLER, self._hello, message.nonce))
+                for secret in self._secrets:
+                    if hmac.compare_digest(_proof(secret, _SOURCE, self._hello, message.nonce), message.proof):
+                        self._proven = True
+                        return Proof(_proof(secret, _PULLER, self._hello, message.nonce))
+                raise RemoteError("transfer: the source does not have our cluster key")
             case Welcome() if self._proven:
                 self.done = True
                 return None
@@ -53,9 +58,9 @@ class PullerHandshake:
 class SourceHandshake:
     """The accepting side. `nonce`: NONCE_BYTES fresh random bytes."""
 
-    def __init__(self, cluster: str, secret: bytes | None, nonce: bytes) -> None:
+    def __init__(self, cluster: str, secrets: Secrets, nonce: bytes) -> None:
         self._cluster = cluster
-        self._secret = secret
+        self._secrets = _candidates(secrets)
         self._nonce = nonce
         self._hello: Hello | None = None
         self.done = False
@@ -72,15 +77,19 @@ class SourceHandshake:
                 if message.cluster != self._cluster:
                     return Error("cluster", f"this node is in cluster {self._cluster!r}")
                 self._hello = message
-                return Challenge(self._nonce, _proof(self._secret, _SOURCE, message, self._nonce))
+                return Challenge(self._nonce, _proof(self._secrets[0], _SOURCE, message, self._nonce))
             case Proof() if self._hello is not None and not self.done:
-                expected = _proof(self._secret, _PULLER, self._hello, self._nonce)
-                if not hmac.compare_digest(expected, message.proof):
+                proofs = [_proof(secret, _PULLER, self._hello, self._nonce) for secret in self._secrets]
+                if not any(hmac.compare_digest(expected, message.proof) for expected in proofs):
                     return Error("auth", "wrong cluster key")
                 self.done = True
                 return Welcome()
             case _:
                 raise RemoteError("transfer: unexpected message in the handshake")
+
+
+def _candidates(secrets: Secrets) -> tuple[bytes | None, ...]:
+    return (secrets or (None,)) if isinstance(secrets, tuple) else (secrets,)
 
 
 def _proof(secret: bytes | None, side: bytes, hello: Hello, source_nonce: bytes) -> bytes:

@@ -23,6 +23,7 @@ from . import wire
 from .dialer import Dialer
 from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
+from .handshake import Secrets
 from .pool import BlockPool
 from .transport import Deadline, Transport, unexpected
 
@@ -89,15 +90,16 @@ class PullerStats:
 
 
 class Puller:
-    """Pull blocks from peers into a pool. `secret` is the cluster key, `label` the cluster's name, `name` our own.
+    """Pull blocks from peers into a pool.
 
+    `secret` is the cluster key, or several of them, `label` the cluster's name, `name` our own.
     Use it from one event loop.
     """
 
     def __init__(
         self,
         pool: BlockPool,
-        secret: bytes | None,
+        secret: Secrets,
         label: str,
         *,
         name: str = "",
@@ -114,6 +116,10 @@ class Puller:
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._closed = False
+
+    def rekey(self, secret: Secrets) -> None:
+        """Prove these keys on new connections; warm ones go on."""
+        self._dialer.rekey(secret)
 
     async def pull(self, address: str, chunks: Sequence[int], deadline_s: float) -> PullResult:
         """Get the blocks of a chain of chunk hashes from the source at `address` ("host:port").

@@ -23,7 +23,7 @@ from typing import Final
 from . import wire
 from .errors import KvError, LocalError, RemoteError
 from .fingerprint import matching
-from .handshake import SourceHandshake
+from .handshake import Secrets, SourceHandshake
 from .leases import MAX_LEASE_S
 from .pool import BlockPool
 from .transport import Deadline, Transport, unexpected
@@ -75,14 +75,15 @@ class TransferServer:
     """Serve a pool over TCP.
 
     `resolve` turns chunk hashes (chain order) into block hashes (chain order); it is called in a transfer thread and
-    must be thread-safe. `secret` is the cluster key, `label` the cluster's name. `port` 0 picks one.
+    must be thread-safe. `secret` is the cluster key, or several of them, `label` the cluster's name.
+    `port` 0 picks one.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         resolve: Resolve,
-        secret: bytes | None,
+        secret: Secrets,
         label: str,
         *,
         host: str = "127.0.0.1",
@@ -104,6 +105,10 @@ class TransferServer:
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
+
+    def rekey(self, secret: Secrets) -> None:
+        """Ask new connections for these keys; open ones go on."""
+        self._secret = secret
 
     @property
     def port(self) -> int:

@@ -29,6 +29,7 @@ from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.http.auth import PeerSigner
 from node.http.server import HttpServer
+from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
 from node.load import LoadVector
 from node.meta import NodeMeta
@@ -113,7 +114,8 @@ class Node:
         self.room = WaitingRoom(settings.max_queue)
         self.admission = Admission(settings.max_running, self.room)
         self.downs = Downs()
-        self.signer = PeerSigner(settings.cluster_key)
+        self.keys = NodeKeys(settings)
+        self.signer = PeerSigner(self.keys.ring)
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
         self.registry = self._make_registry()
         self.kv = self._make_kv()
@@ -155,11 +157,13 @@ class Node:
     async def _start(self) -> None:
         settings, stack = self.settings, self._stack
         check_pool_fits(settings)
+        self.keys.subscribe(self.kv.rekey)
         listener = addresses.listen_http(settings.host, settings.port)
         stack.callback(listener.close)
         self.http_port = int(listener.getsockname()[1])
         shown = "127.0.0.1" if settings.host in addresses.WILDCARD_HOSTS else settings.host
         stack.enter_context(claim(settings, f"http://{addresses.join_address(shown, self.http_port)}"))
+        await self.keys.load()
         stack.push_async_callback(self.kv.close)
         await self.kv.start()
         await self.client.start()
@@ -185,6 +189,7 @@ class Node:
             listener=self.registry.on_gossip,
             rng=self._rng,
             bind_host=settings.host if settings.host in addresses.WILDCARD_HOSTS else None,
+            keyring=self.keys.ring,
         )
         self._stack.push_async_callback(self.gossip.close)
         self.registry.begin(incarnation, meta, host)
@@ -255,6 +260,7 @@ class Node:
     def _make_kv(self) -> KvSide:
         return KvSide(
             self.settings,
+            secrets=lambda: self.keys.secrets(USE_TRANSFERS),
             meter=self.meter,
             metrics=self.metrics,
             digest=PrefixDigest(),
@@ -294,8 +300,12 @@ class Node:
 
 
 def gossip_preset(settings: Settings) -> GossipConfig:
-    """Return the gossip timers for where the node is."""
-    return GossipConfig.loopback() if is_loopback(settings.advertise) else GossipConfig.lan()
+    """Return the gossip timers that are set, or those for where the node is."""
+    name = settings.gossip_preset
+    if name == "auto":
+        name = "loopback" if is_loopback(settings.advertise) else "lan"
+    presets = {"loopback": GossipConfig.loopback, "lan": GossipConfig.lan, "wan": GossipConfig.wan}
+    return presets[name](nodes=settings.cluster_size)
 
 
 def is_loopback(host: str) -> bool:

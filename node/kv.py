@@ -50,6 +50,7 @@ class KvSide:
         self,
         settings: Settings,
         *,
+        secrets: Callable[[], tuple[bytes, ...]],
         meter: LoadMeter,
         metrics: Metrics,
         digest: PrefixDigest,
@@ -61,6 +62,7 @@ class KvSide:
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
+        self._secrets = secrets
         self._meter = meter
         self._metrics = metrics
         self._digest = digest
@@ -91,16 +93,22 @@ class KvSide:
         if not settings.pool_bytes:
             return
         self._loop = asyncio.get_running_loop()
-        secret = settings.cluster_key.encode() or None
         self.pool = await asyncio.to_thread(BlockPool, settings.pool_path, settings.pool_bytes)
         self.pool.subscribe(self._on_pool)
         self.link = EngineLink(settings.link_socket, self.pool, self._on_link)
         await self.link.start()
         self.server = TransferServer(
-            self.pool, self._resolve, secret, settings.cluster, host=settings.host, port=settings.kv_port
+            self.pool, self._resolve, self._secrets(), settings.cluster, host=settings.host, port=settings.kv_port
         )
         self.server.start()
-        self.puller = Puller(self.pool, secret, settings.cluster, name=settings.name)
+        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name)
+
+    def rekey(self) -> None:
+        """Follow the ring: connections that are open stay, new ones prove the keys as they are now."""
+        if self.server is not None:
+            self.server.rekey(self._secrets())
+        if self.puller is not None:
+            self.puller.rekey(self._secrets())
 
     async def close(self) -> None:
         """Close everything that was opened, in reverse order. Idempotent."""

@@ -1,8 +1,9 @@
 """The load vector: what a node tells every other node about itself, a few times a second.
 
 Promises
-1. Encoded it is at most `MAX_BYTES` long, however many peers there are: round trips and rates that do not
-   fit are left out, the last ones of the mapping first.
+1. Encoded it is at most `GOAL_BYTES` long, however many peers there are: round trips and rates that do not
+   fit are left out, the last ones of the mapping first. A datagram of rows has to carry many of them; how far other
+   pairs are apart is known from the network coordinates (`gossip.coordinates`).
 2. `decode` raises `RemoteError` and nothing else; every number it returns is finite and within its range.
 3. A rate or latency of 0 means "not measured yet". The reader fills it with what is typical among the peers
    (`node.view.Typical`), so that a new node is neither shunned nor flooded.
@@ -19,7 +20,8 @@ from node.errors import LocalError, RemoteError
 from node.wire import NAME, flag, integer, number, pack, unpack_map
 from node.wire import name as node_name
 
-#: The longest encoded vector; gossip packs several of them into one datagram.
+#: How long our own encoded vector gets, and the longest one that is read.
+GOAL_BYTES = 320
 MAX_BYTES = 1024
 
 #: Ranges, far beyond anything real: they keep arithmetic on foreign numbers finite.
@@ -68,10 +70,10 @@ class LoadVector:
         return self.running + self.waiting
 
     def encode(self) -> bytes:
-        """Pack into at most `MAX_BYTES`; mappings are cut to what fits, keeping their first entries."""
+        """Pack into at most `GOAL_BYTES`; mappings are cut to what fits, keeping their first entries."""
         base = pack({**self._fields(), "r": {}, "b": {}})
         # Each map may grow from a 1-byte to a 3-byte header.
-        room = MAX_BYTES - len(base) - 4
+        room = GOAL_BYTES - len(base) - 4
         # Half of the room each, and what one of them leaves over to the other.
         _, spared = _fitting(self.rates.items(), room // 2)
         rtts, left = _fitting(self.rtts.items(), room - room // 2 + spared)

@@ -234,7 +234,9 @@ class Registry:
             return
         before = self._incarnation(view.name)
         rtt_ms = None if view.rtt_s is None else view.rtt_s * 1000.0
-        self.roster.member(view.name, NodeState(view.state.value), incarnation=view.incarnation, rtt_ms=rtt_ms)
+        # Known from hearsay only: like a suspect, it gets work when there is nobody better.
+        state = view.state if view.verified or not view.state.is_up else GossipState.SUSPECT
+        self.roster.member(view.name, NodeState(state.value), incarnation=view.incarnation, rtt_ms=rtt_ms)
         try:
             self._meta[view.name] = decode_meta(view.meta)
         except RemoteError:

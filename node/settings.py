@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 GIB = 1024**3
 #: Policies by name; the routing core holds their code (`node.policy`).
+GOSSIP_PRESETS = ("auto", "loopback", "lan", "wan")
 POLICIES = ("cost", "latency_based", "least_connections", "round_robin")
 LOG_FORMATS = ("console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -39,6 +40,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "port": (0, addresses.MAX_PORT),
     "gossip_port": (0, addresses.MAX_PORT),
     "kv_port": (0, addresses.MAX_PORT),
+    "cluster_size": (1, 4096),
     "max_running": (1, 1_000_000),
     "max_queue": (0, 1_000_000),
     "max_body_mib": (1, 4096),
@@ -85,6 +87,12 @@ class Settings:
         derived="--host, or the default route's address",
     )
     gossip_port: int = key(addresses.DEFAULT_GOSSIP_PORT, "Port of gossip (UDP and TCP).", derived="--port + 10000")
+    gossip_preset: str = key(
+        "auto",
+        "Timing of gossip: one host, one data centre, or sites far apart. auto: loopback or lan, by --advertise.",
+        choices=GOSSIP_PRESETS,
+    )
+    cluster_size: int = key(1000, "Nodes that the tables of gossip leave room for, four times over.")
     kv_port: int = key(addresses.DEFAULT_KV_PORT, "Port of the transfer of KV blocks (TCP).", derived="--port + 20000")
     join: tuple[str, ...] = key((), "Gossip address of a node; may be repeated.", metavar="HOST:PORT")
     mdns: bool = key(True, "Find nodes of the local network by multicast DNS.")

@@ -19,6 +19,7 @@ from node.relay.local import Engine
 from node.relay.upstream import Base, UpstreamError, UpstreamRequest, open_upstream
 
 if TYPE_CHECKING:
+    from gossip import GossipAgent
     from node.assembly import Node
 
 #: The engine's own metrics passed on: deadline in seconds, most bytes.
@@ -51,12 +52,33 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             settings.cluster,
             members=node.gossip.members,
             registry=registry,
-            sections={"kv": node.kv.snapshot, "engine": node.engine.snapshot},
+            sections={
+                "gossip": lambda: gossip_state(node.gossip),
+                "kv": node.kv.snapshot,
+                "engine": node.engine.snapshot,
+            },
             decisions=metrics.decisions,
         ),
         health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
-        admin=Admin(settings.admin_token, node, lambda: node.admission.active),
+        admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
     )
+
+
+def gossip_state(agent: GossipAgent) -> dict[str, object]:
+    """Return how gossip itself does: health, keys by id, own coordinate, counters. The members are shown elsewhere."""
+    shown = agent.snapshot()
+    del shown["members"]
+    return shown
+
+
+class KeyAdmin:
+    """The ring as `/admin/keys` sees it."""
+
+    def __init__(self, node: Node) -> None:
+        self.add = node.keys.add
+        self.use = node.keys.use
+        self.remove = node.keys.remove
+        self.list = node.gossip.keyring_view
 
 
 def gauges(node: Node) -> Iterable[Sample]:

@@ -1,4 +1,4 @@
-"""``/admin/*``: drain, undrain, leave, join. Needs the admin token; closed when none is set."""
+"""``/admin/*``: drain, undrain, leave, join, keys. Needs the admin token; closed when none is set."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from node.addresses import split_address
 from node.errors import SettingsError
 from node.http.auth import check_admin
 from node.http.errors import ApiError, ApiFailure, json_response
-from node.http.intake import BodyRoom, read_body
+from node.http.keys import KeyControl, KeyRoutes
 from node.http.router import Handler, Router
 
-_MAX_BODY_MIB = 1
 #: Addresses taken in one call.
 MAX_SEEDS = 64
 
@@ -39,9 +38,10 @@ class Control(Protocol):
 class Admin:
     """The administrator's routes."""
 
-    def __init__(self, token: str, control: Control, active: Callable[[], int]) -> None:
+    def __init__(self, token: str, control: Control, keys: KeyControl, active: Callable[[], int]) -> None:
         self._token = token
         self._control = control
+        self._keys = KeyRoutes(keys)
         self._active = active
 
     def add_to(self, router: Router) -> None:
@@ -50,6 +50,8 @@ class Admin:
         router.add("POST", "/admin/undrain", self._guarded(self._undrain))
         router.add("POST", "/admin/leave", self._guarded(self._leave))
         router.add("POST", "/admin/join", self._guarded(self._join))
+        router.add("GET", "/admin/keys", self._guarded(self._keys.show))
+        router.add("POST", "/admin/keys", self._guarded(self._keys.change))
         router.add_prefix("/admin", self._guarded(self._unknown))
 
     def _guarded(self, handler: Callable[[web.BaseRequest], Awaitable[web.Response]]) -> Handler:
@@ -74,13 +76,12 @@ class Admin:
         return json_response({"leaving": True, "active": self._active()}, status=202)
 
     async def _join(self, request: web.BaseRequest) -> web.Response:
-        with BodyRoom(_MAX_BODY_MIB).hold() as held:
-            addresses = _addresses(await read_body(request, _MAX_BODY_MIB, held))
+        addresses = _addresses(await read_small_body(request))
         self._control.join(addresses)
         return json_response({"dialled": addresses}, status=202)
 
     async def _unknown(self, request: web.BaseRequest) -> web.Response:
-        raise ApiFailure(ApiError(404, "not_found", "There are /admin/drain, undrain, leave and join, by POST."))
+        raise ApiFailure(ApiError(404, "not_found", "There are /admin/drain, undrain, leave, join and keys, by POST."))
 
 
 def _addresses(body: bytes) -> list[str]:

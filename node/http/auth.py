@@ -14,7 +14,9 @@ import hmac
 import secrets
 from collections.abc import Collection, Sequence
 
+from gossip import ClusterKey, Keyring
 from node.http.errors import ApiError
+from node.keys import USE_PEER_CALLS
 
 AUTH_HEADER = "x-grapevine-auth"
 _NONCE_BYTES = 12
@@ -68,30 +70,37 @@ def check_admin(authorization: str | None, token: str) -> ApiError | None:
 class PeerSigner:
     """Signs and checks calls between nodes.
 
-    The signature covers method, target, request id and plan with a nonce of its own; the key is derived, so
-    that a signature says nothing about the gossip encryption. Bodies are not covered: where the network
-    itself is hostile, run the nodes over an encrypted link.
+    The signature covers method, target, request id and plan with a nonce of its own; the key is derived from the
+    cluster's (`gossip.keyring`), so that a signature says nothing about the gossip encryption. The first key of the
+    ring signs, every key verifies. Bodies are not covered: where the network itself is hostile, run the nodes over
+    an encrypted link.
     """
 
-    def __init__(self, cluster_key: str) -> None:
-        self._key = hashlib.blake2b(cluster_key.encode(), digest_size=32, person=b"grapevine-peer").digest()
-        self.enabled = bool(cluster_key)
+    def __init__(self, ring: Keyring) -> None:
+        self._ring = ring
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the cluster has a key."""
+        return self._ring.first is not None
 
     def sign(self, method: str, target: str, rid: str, plan: str) -> str:
         """Return the value of the auth header."""
+        assert self._ring.first is not None, "there is no key to sign with"
         nonce = secrets.token_hex(_NONCE_BYTES)
-        return f"{nonce}.{self._mac(nonce, method, target, rid, plan)}"
+        return f"{nonce}.{_mac(self._ring.first, nonce, method, target, rid, plan)}"
 
     def verify(self, header: str, method: str, target: str, rid: str, plan: str) -> bool:
-        """Say whether ``header`` was made with our key for exactly this call."""
+        """Say whether ``header`` was made with one of our keys for exactly this call."""
         nonce, _, mac = header.partition(".")
         if not nonce or not mac or len(header) > _MAX_AUTH:
             return False
-        return hmac.compare_digest(_bytes(mac), _bytes(self._mac(nonce, method, target, rid, plan)))
+        return matches(mac, [_mac(key, nonce, method, target, rid, plan) for key in self._ring])
 
-    def _mac(self, *parts: str) -> str:
-        text = b"\0".join(map(_bytes, parts))
-        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
+
+def _mac(key: ClusterKey, *parts: str) -> str:
+    text = b"\0".join(map(_bytes, parts))
+    return hmac.new(key.derive(USE_PEER_CALLS), text, hashlib.sha256).hexdigest()
 
 
 def check_peer(

@@ -27,6 +27,10 @@ UNCOUNTED = 256 * 1024
 _MIB = 1024 * 1024
 
 
+#: Largest body of an administrator's call, MiB.
+SMALL_BODY_MIB = 1
+
+
 class BodyRoom:
     """Bytes of large request bodies that the node holds: each until its request is answered."""
 
@@ -78,6 +82,12 @@ def request_id(request: web.BaseRequest) -> str:
     if given is not None and valid_request_id(given):
         return given
     return uuid.uuid4().hex
+
+
+async def read_small_body(request: web.BaseRequest) -> bytes:
+    """Read a body that an administrator sends. Raises what `read_body` raises."""
+    with BodyRoom(SMALL_BODY_MIB).hold() as held:
+        return await read_body(request, SMALL_BODY_MIB, held)
 
 
 async def read_body(request: web.BaseRequest, limit_mib: int, held: Held) -> bytes:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gossip.simulator import Simulator
 from tests.gossip.lone import Lone
-from tests.gossip.simulator import Simulator
 
 
 @pytest.fixture

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from gossip import Endpoint, GossipConfig, GossipEvent, Identity, MemberState
+from gossip import Endpoint, GossipConfig, GossipEvent, Identity, MemberState, RowReceived
 from gossip import actions as io
-from gossip.codec import decode_packet, encode_packet
+from gossip.codec import decode_packet, encode_packet, make_row
 from gossip.identity import Address
 from gossip.incarnation import first
 from gossip.limits import MAX_FRAME_BYTES
-from gossip.messages import Ack, Alive, Packet, Part, Ping
+from gossip.messages import Ack, Alive, Packet, Part, Ping, Rows
 
 CLUSTER = "test"
 HERE: Address = ("10.0.0.1", 7946)
 PEER: Address = ("10.0.0.2", 7946)
 OTHER: Address = ("10.0.0.3", 7946)
 THIRD: Address = ("10.0.0.4", 7946)
+
+
+def row(name: str, boot: int, seq: int, age_ms: int, payload: bytes) -> Rows:
+    """A part with one row in it."""
+    return Rows((age_ms // 10,), (make_row(name, boot, seq, payload),))
 
 
 class Lone:
@@ -93,7 +99,16 @@ class Lone:
                     self.pings += [(action.to, p) for p in packet.parts if isinstance(p, Ping)]
                 case io.Notify():
                     self.events.append(action.event)
+                case io.RowsReceived():
+                    views = [self.endpoint.row(name, self.now) for name in action.names]
+                    self.events += [RowReceived(view) for view in views if view is not None]
                 case io.OpenStream():
                     self.streams.append(action)
                 case _:
                     self.replies.append(action)
+
+
+def quick(**changes: object) -> GossipConfig:
+    """A preset for tests of the long-term rules: the dead are forgotten soon."""
+    base = GossipConfig.lan(dead_keep_s=20.0, gossip_to_dead_s=5.0, push_pull_interval_s=5.0)
+    return replace(base, **changes)  # type: ignore[arg-type]

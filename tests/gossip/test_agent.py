@@ -296,7 +296,7 @@ async def test_closing_with_streams_open_is_quiet(cluster: Cluster) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
     a = await cluster.add("a")
     reader, writer = await asyncio.open_connection(*a.address)
-    await until(lambda: bool(a._incoming))
+    await until(lambda: bool(a._streams._incoming))
     await a.close()
     assert await asyncio.wait_for(reader.read(), 3) == b""
     writer.close()

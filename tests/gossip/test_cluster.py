@@ -8,7 +8,8 @@ import pytest
 
 from gossip import GossipConfig, MemberChanged, MemberState
 from gossip import actions as io
-from tests.gossip.simulator import Simulator, quick
+from gossip.simulator import Simulator
+from tests.gossip.lone import quick
 
 Make = Callable[..., Simulator]
 
@@ -18,7 +19,7 @@ def test_nodes_that_start_together_agree(simulator: Make, size: int, limit: floa
     sim = simulator(seed=size)
     sim.cluster(size)
     sim.run_until(sim.agreed, limit)
-    assert sim.stats["joins_seen"] == size * (size - 1)
+    assert sim.report["joins_seen"] == size * (size - 1)
 
 
 @pytest.mark.parametrize("size", [3, 10])
@@ -33,7 +34,7 @@ def test_a_crash_is_known_to_all_within_ten_seconds_and_to_few_wrongly(
     sim.crash("n1")
     assert sim.run_until(lambda: sim.all_say("n1", MemberState.DEAD), 10) > 1
     assert sim.false_deaths() == 0
-    assert sim.stats["true_deaths"] == size - 1
+    assert sim.report["true_deaths"] == size - 1
 
 
 def test_a_departure_is_known_at_once_and_as_such(simulator: Make) -> None:
@@ -46,7 +47,7 @@ def test_a_departure_is_known_at_once_and_as_such(simulator: Make) -> None:
     sim.crash("n2")
     sim.run(8)
     assert sim.all_say("n2", MemberState.LEFT)
-    assert sim.stats["true_deaths"] == 0
+    assert sim.report["true_deaths"] == 0
 
 
 def test_the_dead_are_forgotten_everywhere_and_for_good(simulator: Make) -> None:
@@ -141,7 +142,7 @@ def test_a_healed_half_and_half_partition_agrees_within_ten_seconds(simulator: M
     assert sim.state("n0", "n15") is not MemberState.ALIVE
     sim.heal()
     sim.run_until(sim.agreed, 10)
-    assert sim.stats["lost"] > 100
+    sim.report.require(cut=100, partitions=1)
 
 
 def test_a_path_cut_in_one_direction_kills_nobody(simulator: Make) -> None:
@@ -151,7 +152,7 @@ def test_a_path_cut_in_one_direction_kills_nobody(simulator: Make) -> None:
     sim.cut("n1", "n2")
     sim.run(60)
     assert sim.false_deaths() == 0
-    assert sim.stats["lost"] > 50
+    sim.report.require(cut=50)
 
 
 def test_a_node_that_hears_nobody_does_not_take_the_others_down(simulator: Make) -> None:
@@ -170,7 +171,7 @@ def test_loss_duplication_and_reordering_kill_nobody(simulator: Make) -> None:
     sim.run_until(sim.agreed, 6)
     sim.run(60)
     assert sim.false_deaths() == 0
-    assert min(sim.stats["lost"], sim.stats["duplicated"]) > 1000
+    sim.report.require(lost=1000, duplicated=1000)
 
 
 def test_a_stopped_process_that_resumes_blames_nobody(simulator: Make) -> None:
@@ -203,7 +204,7 @@ def test_two_hosts_with_one_name_are_a_reported_conflict_and_the_holder_stays(si
     holder = sim.nodes["n1"]
     twin = sim.add("n1", seeds=["n0"])
     sim.run(20)
-    assert sim.stats["conflicts"] > 0
+    assert sim.report["conflicts"] > 0
     for node in (sim.nodes["n0"], sim.nodes["n2"]):
         view = node.endpoint.member("n1", 0)
         assert view is not None
@@ -228,7 +229,7 @@ def test_the_same_seed_gives_the_same_story(simulator: Make) -> None:
         sim.run(5)
         sim.crash("n3")
         sim.run(10)
-        return [n.events for n in sim.nodes.values()], sim.stats["delivered"]
+        return [n.events for n in sim.nodes.values()], sim.report["delivered"]
 
     assert story() == story()
 
@@ -245,9 +246,9 @@ def test_a_cluster_of_forty_stays_within_its_bytes_and_its_rows_stay_fresh(simul
             sim.run(0.2)
 
     work(10)
-    before = sum(n.sent_bytes for n in sim.running())
+    before = sum(n.bytes_out for n in sim.running())
     work(5)
-    per_node_and_second = (sum(n.sent_bytes for n in sim.running()) - before) / 40
+    per_node_and_second = (sum(n.bytes_out for n in sim.running()) - before) / 40
     assert per_node_and_second < 40_000
     ages = sorted(r.age_s for n in sim.running() for m in sim.running() if (r := n.endpoint.row(m.name, sim.clock(n))))
     assert len(ages) == 40 * 40

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossip import Endpoint, GossipConfig, Identity, MemberState, RemoteError, WrongClusterError
 from gossip import actions as io
 from gossip import messages as m
-from gossip.codec import PacketBuilder, decode_packet, encode_packet, encode_part
+from gossip.codec import PacketBuilder, decode_packet, encode_packet, encode_part, make_row
 from gossip.incarnation import first
 
 names = st.sampled_from(["me", "peer", "other", "third", "a" * 64])
@@ -27,6 +27,7 @@ boots = st.integers(1, 4)
 counters = st.integers(0, 40) | st.integers(0, (1 << 53) - 1)
 blobs = st.binary(max_size=40)
 states = st.sampled_from(list(MemberState))
+rows = st.builds(make_row, names, boots, counters, blobs)
 records = st.builds(m.MemberRecord, names, incarnations, hosts, ports, blobs, states, counters)
 
 
@@ -50,7 +51,10 @@ parts = st.one_of(
     st.builds(m.Suspect, names, incarnations, names),
     st.builds(m.Dead, names, incarnations, names),
     st.builds(m.Left, names, incarnations),
-    st.builds(m.Row, names, boots, counters, st.integers(0, (1 << 32) - 1), blobs),
+    st.lists(st.tuples(st.integers(0, (1 << 32) - 1), rows), max_size=4).map(
+        lambda pairs: m.Rows(tuple(age for age, _ in pairs), tuple(row for _, row in pairs))
+    ),
+    st.builds(m.Place, names, boots, counters, st.binary(max_size=60)),
     st.builds(m.SlowDigest, st.lists(st.builds(m.SlowMark, names, boots, counters), max_size=4).map(tuple)),
     st.builds(m.SlowPull, names, boots, counters, counters),
     deltas(),
@@ -89,8 +93,9 @@ trees = st.recursive(
 @given(trees, st.lists(st.tuples(st.integers(-1, 16), st.lists(trees, max_size=8)), max_size=3))
 def test_arbitrary_structures_raise_only_the_remote_kind(tree: Any, items: list[tuple[int, list[Any]]]) -> None:
     never_but_remote(b"\x01" + msgpack.packb(tree))
-    bodies = [[kind, *fields] for kind, fields in items]
+    bodies: list[Any] = [msgpack.packb([kind, *fields]) for kind, fields in items]
     never_but_remote(b"\x01" + msgpack.packb(["test", "peer", 70000, bodies]))
+    never_but_remote(b"\x01" + msgpack.packb(["test", "peer", 70000, [*bodies, tree]]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -161,13 +166,14 @@ def test_another_label_and_another_version_are_refused_by_name() -> None:
 
 
 def test_unknown_kinds_and_further_fields_of_a_later_version_are_skipped() -> None:
-    raw = b"\x01" + msgpack.packb(["test", "peer", 70000, [[99, "new"], [4, 7, "more"]], "later"])
+    parts = [msgpack.packb([99, "new"]), msgpack.packb([4, 7, "more"])]
+    raw = b"\x01" + msgpack.packb(["test", "peer", 70000, parts, "later"])
     assert decode_packet(raw, "test", 9000).parts == (m.Nack(7),)
 
 
 def test_a_builder_never_exceeds_its_budget() -> None:
     builder = PacketBuilder("c" * 64, "n" * 64, (1 << 60) - 1, 1400)
-    row = encode_part(m.Row("n" * 64, (1 << 44) - 1, (1 << 53) - 1, (1 << 32) - 1, b"x" * 1024))
+    row = encode_part(m.Rows(((1 << 32) - 1,), (make_row("n" * 64, (1 << 44) - 1, (1 << 53) - 1, b"x" * 1024),)))
     assert builder.add(row), "the largest row fits one datagram"
     while builder.add(encode_part(m.Nack(1))):
         pass

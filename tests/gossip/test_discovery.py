@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gossip import Identity, LocalError
-from gossip.discovery import SERVICE_TYPE, MdnsDiscovery, instance_name, peer_of
+from gossip.discovery import SERVICE_TYPE, MdnsDiscovery, instance_name, peers_of
 
 ME = Identity("me", "c1", 1, "127.0.0.1", 7001)
 LAN = Identity("me", "c1", 1, "192.168.1.5", 7001)
@@ -19,10 +19,10 @@ def record(cluster: bytes = b"c1", name: bytes = b"peer") -> dict[bytes, bytes |
     return {b"cluster": cluster, b"name": name}
 
 
-def test_a_peer_of_the_same_cluster_is_taken() -> None:
-    assert peer_of(ME, record(), ["127.0.0.1"], 7002) == "127.0.0.1:7002"
-    assert peer_of(LAN, record(), ["fd00::2", "192.168.1.9"], 7002) == "192.168.1.9:7002"
-    assert peer_of(LAN, record(), ["fd00::2"], 7002) == "[fd00::2]:7002"
+def test_a_peers_of_the_same_cluster_is_taken() -> None:
+    assert peers_of(ME, record(), ["127.0.0.1"], 7002) == ["127.0.0.1:7002"]
+    assert peers_of(LAN, record(), ["fd00::2", "192.168.1.9"], 7002) == ["192.168.1.9:7002", "[fd00::2]:7002"]
+    assert peers_of(LAN, record(), ["fd00::2"], 7002) == ["[fd00::2]:7002"]
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_a_peer_of_the_same_cluster_is_taken() -> None:
 def test_what_is_of_no_interest_is_ignored(
     properties: dict[bytes, bytes | None], addresses: list[str], port: int | None
 ) -> None:
-    assert peer_of(ME, properties, addresses, port) is None
+    assert peers_of(ME, properties, addresses, port) == []
 
 
 def test_another_hosts_loopback_address_is_not_dialled() -> None:
-    assert peer_of(LAN, record(), ["127.0.0.1"], 7002) is None
+    assert peers_of(LAN, record(), ["127.0.0.1"], 7002) == []
 
 
 def test_a_namesake_elsewhere_is_reported_so_that_gossip_can_name_the_conflict() -> None:
-    assert peer_of(ME, record(name=b"me"), ["127.0.0.1"], 7009) == "127.0.0.1:7009"
+    assert peers_of(ME, record(name=b"me"), ["127.0.0.1"], 7009) == ["127.0.0.1:7009"]
 
 
 def test_instance_names_fit_a_label_and_differ_by_cluster_and_address() -> None:

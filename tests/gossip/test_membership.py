@@ -14,11 +14,10 @@ from gossip.messages import (
     MemberRecord,
     Ping,
     PushPull,
-    Row,
     SlowDelta,
     Suspect,
 )
-from tests.gossip.lone import HERE, OTHER, PEER, THIRD, Lone
+from tests.gossip.lone import HERE, OTHER, PEER, THIRD, Lone, row
 
 Make = Callable[..., Lone]
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
@@ -296,7 +295,7 @@ def test_a_table_that_is_full_takes_nobody_more(lone: Make) -> None:
 def test_rows_and_slow_state_die_with_their_member(lone: Make) -> None:
     one = lone()
     one.meet()
-    one.hear("peer", Row("peer", 1, 1, 0, b"row"), SlowDelta("peer", 1, 0, 1, 1, 0, ((b"k", b"v", 1),)))
+    one.hear("peer", row("peer", 1, 1, 0, b"row"), SlowDelta("peer", 1, 0, 1, 1, 0, ((b"k", b"v", 1),)))
     assert one.endpoint.row("peer", one.now) is not None
     assert dict(one.endpoint.slow_of("peer")) == {b"k": b"v"}
     one.hear("peer", Left("peer", first(1)))
@@ -308,7 +307,7 @@ def test_rows_and_slow_state_die_with_their_member(lone: Make) -> None:
 def test_a_refutation_keeps_rows_and_slow_state_and_a_restart_drops_them(lone: Make) -> None:
     one = lone()
     one.meet()
-    one.hear("peer", Row("peer", 1, 1, 0, b"row"), SlowDelta("peer", 1, 0, 1, 1, 0, ((b"k", b"v", 1),)))
+    one.hear("peer", row("peer", 1, 1, 0, b"row"), SlowDelta("peer", 1, 0, 1, 1, 0, ((b"k", b"v", 1),)))
     one.hear("peer", alive("peer", first(1) + 1))
     assert dict(one.endpoint.slow_of("peer")) == {b"k": b"v"}
     one.hear("peer", alive("peer", first(2)))

@@ -21,13 +21,13 @@ from gossip.broadcast import BroadcastQueue, retransmits
 from gossip.codec import PacketBuilder
 from gossip.incarnation import first
 from gossip.messages import Dead, Left, Suspect
+from gossip.simulator import Simulator
 from gossip.suspicion import Suspicion, confirmations_wanted, suspicion_min_s
 from gossip.timers import Timer, Timers
 from tests.gossip.conftest import Lone
-from tests.gossip.simulator import Simulator
 
 #: The shell: what may know about loops, sockets, clocks and files.
-SHELL = {"agent", "framing", "sockets", "boot", "discovery", "__init__"}
+SHELL = {"agent", "framing", "sockets", "boot", "discovery", "seeds", "streams", "joinwatch", "__init__"}
 BANNED = {"asyncio", "socket", "time", "logging", "threading", "os", "uvloop", "selectors", "datetime"}
 
 
@@ -79,8 +79,9 @@ def test_shifted_timers_keep_their_distances() -> None:
 
 def test_suspicion_times_follow_the_formula() -> None:
     assert suspicion_min_s(4, 3, 1.0) == 4.0
-    assert suspicion_min_s(4, 100, 1.0) == 8.0
-    assert [confirmations_wanted(4, n) for n in (2, 3, 4, 100)] == [0, 0, 2, 2]
+    assert suspicion_min_s(4, 100, 1.0) == 4.0
+    assert suspicion_min_s(4, 1000, 1.0) == pytest.approx(6.0)
+    assert [confirmations_wanted(2, n) for n in (2, 3, 4, 100)] == [0, 0, 2, 2]
     running = Suspicion(100.0, 4.0, 24.0, 3, "a")
     assert running.deadline() == 124.0
     assert running.confirm("b")
@@ -179,6 +180,16 @@ def test_presets_are_valid_and_changes_are_checked() -> None:
         GossipConfig(gossip_to_dead_s=100, dead_keep_s=50)
     with pytest.raises(LocalError, match="redial_max_s"):
         GossipConfig(redial_min_s=100, redial_max_s=50)
+
+
+def test_presets_take_the_clusters_size_and_leave_room_to_grow() -> None:
+    small, large = GossipConfig.lan(nodes=10), GossipConfig.wan(nodes=2000)
+    assert (small.max_members, large.max_members) == (64, 4096)
+    assert small.max_slow_entries < large.max_slow_entries
+    assert GossipConfig.loopback(nodes=10, max_members=9).max_members == 9
+    for wrong in (0, 5000):
+        with pytest.raises(LocalError, match="nodes"):
+            GossipConfig.lan(nodes=wrong)
 
 
 def test_every_field_of_the_config_is_explained() -> None:

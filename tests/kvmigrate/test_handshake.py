@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvmigrate.errors import RemoteError
-from kvmigrate.handshake import PullerHandshake, SourceHandshake
+from kvmigrate.handshake import PullerHandshake, Secrets, SourceHandshake
 from kvmigrate.wire import Busy, Challenge, Error, Hello, Message, Proof, Welcome
 
 KEY = b"key"
@@ -92,3 +92,24 @@ def test_a_second_hello_and_a_second_proof_are_refused() -> None:
     source.receive(Proof(b""))
     with pytest.raises(RemoteError):
         source.receive(Proof(b""))
+
+
+@pytest.mark.parametrize(
+    ("puller", "source"),
+    [
+        ((b"old", b"new"), b"old"),
+        (b"old", (b"old", b"new")),
+        ((b"old", b"new"), (b"new", b"old")),
+        ((b"new", b"old"), (b"old", b"new")),
+        (b"new", (b"new", b"old")),
+        ((b"new",), (b"new",)),
+    ],
+)
+def test_every_step_of_a_rotation_keeps_both_sides_together(puller: Secrets, source: Secrets) -> None:
+    one, other = PullerHandshake("c", "a", puller, bytes(16)), SourceHandshake("c", source, b"n" * 16)
+    assert shake(one, other) == Welcome()
+
+
+def test_a_key_that_was_removed_opens_nothing() -> None:
+    with pytest.raises(RemoteError, match="cluster key"):
+        shake(PullerHandshake("c", "a", b"old", bytes(16)), SourceHandshake("c", (b"new", b"newer"), bytes(16)))

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip import MemberChanged, MemberState, MemberView, RowReceived, RowView, SlowChanged, SlowReset
+from gossip import (
+    ClusterKey,
+    Keyring,
+    MemberChanged,
+    MemberState,
+    MemberView,
+    RowReceived,
+    RowView,
+    SlowChanged,
+    SlowReset,
+)
 from node.admission import Admission, Place, WaitingRoom
 from node.digest import Changes
 from node.errors import RemoteError
@@ -382,7 +392,7 @@ def test_a_refusal_brings_the_fresh_load_into_the_view() -> None:
 
 @given(st.lists(st.text(max_size=20), min_size=4, max_size=4), st.integers(0, 3), st.text(min_size=1, max_size=5))
 def test_a_signature_covers_every_part_of_the_call(parts: list[str], index: int, more: str) -> None:
-    signer = PeerSigner("key")
+    signer = PeerSigner(Keyring([ClusterKey.from_root(b"k" * 32)]))
     method, target, rid, plan = parts
     header = signer.sign(method, target, rid, plan)
     assert signer.verify(header, method, target, rid, plan)
@@ -390,7 +400,7 @@ def test_a_signature_covers_every_part_of_the_call(parts: list[str], index: int,
     changed[index] += more
     method, target, rid, plan = changed
     assert not signer.verify(header, method, target, rid, plan)
-    assert not PeerSigner("other").verify(header, *parts)
+    assert not PeerSigner(Keyring([ClusterKey.from_root(b"o" * 32)])).verify(header, *parts)
 
 
 def test_the_first_byte_deadline_grows_with_the_prediction_within_its_bounds() -> None:

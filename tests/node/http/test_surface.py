@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gossip import ClusterKey, Keyring
 from node.http.auth import AUTH_HEADER, PeerSigner
 from node.meta import NodeMeta
 from node.peers import PLAN_HEADER
@@ -315,6 +316,10 @@ def plan_for(target: str) -> tuple[str, str]:
     return (PLAN_HEADER, Plan(rid="r", model="m", entry="a", target=target, hops=1).header())
 
 
+def signer(text: str) -> PeerSigner:
+    return PeerSigner(Keyring([ClusterKey.from_text(text, "default")]))
+
+
 async def test_with_a_cluster_key_only_its_holders_may_call_peer_routes(nodes: Cluster) -> None:
     a, b = await nodes.add("a", cluster_key="k" * 20), await nodes.add("b", cluster_key="k" * 20)
     await nodes.agree()
@@ -322,11 +327,11 @@ async def test_with_a_cluster_key_only_its_holders_may_call_peer_routes(nodes: C
     path, plan = "/peer" + CHAT, plan_for("b")
     rid = ("X-Request-Id", "r1")
     assert (await ask(b.port, "POST", path, (plan, rid), chat())).status == 403
-    forged = (AUTH_HEADER, PeerSigner("another").sign("POST", path, "r1", plan[1]))
+    forged = (AUTH_HEADER, signer("another key").sign("POST", path, "r1", plan[1]))
     assert (await ask(b.port, "POST", path, (plan, rid, forged), chat())).status == 403
-    other_plan = (AUTH_HEADER, PeerSigner("k" * 20).sign("POST", path, "r1", "x"))
+    other_plan = (AUTH_HEADER, signer("k" * 20).sign("POST", path, "r1", "x"))
     assert (await ask(b.port, "POST", path, (plan, rid, other_plan), chat())).status == 403
-    good = (AUTH_HEADER, PeerSigner("k" * 20).sign("POST", path, "r1", plan[1]))
+    good = (AUTH_HEADER, signer("k" * 20).sign("POST", path, "r1", plan[1]))
     assert (await ask(b.port, "POST", path, (plan, rid, good), chat())).status == 200
 
 
@@ -387,3 +392,44 @@ async def test_what_cannot_start_leaves_nothing_behind(nodes: Cluster) -> None:
     assert not (nodes.folder / "state" / "running" / "late.json").exists()
     with pytest.raises(ConnectionError):
         await get(node.http_port, "/healthz")
+
+
+async def test_cluster_keys_are_rotated_while_the_cluster_serves_and_never_shown(nodes: Cluster) -> None:
+    more = {"cluster_key": "first secret", "admin_token": "secret"}
+    a, b = await nodes.add("a", **more), await nodes.add("b", **more)
+    await nodes.agree()
+    admin = bearer("secret")
+
+    async def step(**what: str) -> list[str]:
+        for member in (a, b):
+            answer = await ask(member.port, "POST", "/admin/keys", (admin,), json.dumps(what).encode())
+            assert answer.status == 200, answer.body
+            assert b"secret" not in answer.body
+        return [key["id"] for key in json.loads(answer.body)["keys"]]
+
+    async def served() -> int:
+        return (await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", "b"),), chat())).status
+
+    (old,) = [key["id"] for key in json.loads((await get(a.port, "/admin/keys", admin)).body)["keys"]]
+    _, new = await step(add="second secret")
+    assert await served() == 200
+    assert await step(use=new) == [new, old]
+    assert await served() == 200
+    assert await step(remove=old) == [new]
+    assert await served() == 200
+    path, plan, rid = "/peer" + CHAT, plan_for("b"), ("X-Request-Id", "r1")
+    stale = (AUTH_HEADER, signer("first secret").sign("POST", path, "r1", plan[1]))
+    assert (await ask(b.port, "POST", path, (plan, rid, stale), chat())).status == 403
+
+
+async def test_a_wrong_step_of_a_key_rotation_is_refused(nodes: Cluster) -> None:
+    a = await nodes.add("a", cluster_key="first secret", admin_token="secret")
+    assert (await get(a.port, "/admin/keys")).status == 401
+    for body, status in (
+        (b"{}", 400),
+        (b"x", 400),
+        (b'{"add": 5}', 400),
+        (b'{"use": "00"}', 409),
+        (b'{"add": "x"}', 409),
+    ):
+        assert (await ask(a.port, "POST", "/admin/keys", (bearer("secret"),), body)).status == status

@@ -1,0 +1,89 @@
+"""The load plane as a heartbeat: a row that stays old longer than its plane explains has its owner probed at once.
+
+Everybody's row is renewed several times a second and gets everywhere within a second or two, so that a crash shows at
+all observers at about the same age of its last row, long before a round of probes gets there.
+
+Rules
+1. How old a row may be is learnt: `AGE_FACTOR` times the 90th percentile of all ages here, smoothed, and at least
+   `LEAST_TICKS` gossip intervals. Where everything is old, which is our own fault or a partition's, the bound rises.
+2. Only a row that its owner renews regularly counts, at least three times within the least bound.
+3. All observers see the same thing, so each doubts only with a probability of `DOUBTERS / n` per tick: a live node with
+   an old row gets a few pings, not n of them. A row is doubted once by each.
+4. A doubt is a probe out of turn and nothing more: only a probe that fails, also through peers and TCP, accuses.
+5. Whoever is itself unwell doubts nobody: after a late tick the rows first get time to arrive, and when probes fail
+   without a word from the helpers (`health`), the fault is here. A few doubts at a time, so that this is found out
+   before many are accused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gossip.health import LocalHealth
+from gossip.hub import Hub
+from gossip.member import Member
+from gossip.membership import Membership
+from gossip.rows import Held
+
+#: Rule 1.
+AGE_FACTOR = 1.25
+QUANTILE = 0.9
+LEAST_TICKS = 5
+#: Weight of one tick in the smoothed percentile: it follows within about three seconds.
+GAIN = 1 / 16
+#: Renewals that must have been seen (rule 2), and per bound of age.
+LEAST_RENEWALS = 3
+#: Expected number of nodes that probe a doubtful one per tick (rule 3).
+DOUBTERS = 6
+#: Worst own health at which others are still doubted (rule 5).
+MAX_SCORE = 1
+#: Gossip intervals of patience after a tick that came late (rule 5).
+PATIENCE_TICKS = 5
+
+
+class Heartbeat:
+    """Watches ages at each gossip tick. `doubt(member, now)` asks for a probe and says whether there was room."""
+
+    def __init__(
+        self, hub: Hub, membership: Membership, health: LocalHealth, doubt: Callable[[Member, float], bool]
+    ) -> None:
+        self._hub = hub
+        self._membership = membership
+        self._health = health
+        self._doubt = doubt
+        self._usual_s = 0.0
+        self._ticked_at = float("-inf")
+        self._patient_until = float("-inf")
+
+    @property
+    def bound_s(self) -> float:
+        """How old a row may be before its owner is doubted, in seconds."""
+        return max(LEAST_TICKS * self._hub.config.gossip_interval_s, AGE_FACTOR * self._usual_s)
+
+    def tick(self, rows: Sequence[Held], now: float) -> None:
+        """Look at the rows of others, freshest first."""
+        interval = self._hub.config.gossip_interval_s
+        if now - self._ticked_at > 2 * interval:
+            self._patient_until = now + PATIENCE_TICKS * interval
+        self._ticked_at = now
+        if not rows or now < self._patient_until or self._hub.leaving:
+            return
+        usual = now - rows[int(QUANTILE * (len(rows) - 1))].set_at
+        self._usual_s += (usual - self._usual_s) * GAIN
+        self._doubt_old(rows, now)
+
+    def _doubt_old(self, rows: Sequence[Held], now: float) -> None:
+        bound, odds, random = self.bound_s, DOUBTERS / self._membership.size(), self._hub.rng.random
+        for held in reversed(rows):
+            if now - held.set_at <= bound or self._health.score > MAX_SCORE:
+                return
+            if (odds < 1 and random() >= odds) or held.doubted or not self._renewed_regularly(held):
+                continue
+            member = self._membership.up(held.row.name)
+            if member is not None and self._doubt(member, now):
+                held.doubted = True
+                self._hub.counters["doubts"] += 1
+
+    def _renewed_regularly(self, held: Held) -> bool:
+        often = LEAST_TICKS * self._hub.config.gossip_interval_s / LEAST_RENEWALS
+        return held.renewals >= LEAST_RENEWALS and held.period_s <= often

@@ -1,0 +1,61 @@
+"""Command line of the benches: `NAME [options]`, or `all`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+import sys
+from types import ModuleType
+
+import benches
+from benches.document import DOCUMENT, write
+from benches.result import Result, say
+
+
+def bench_names() -> list[str]:
+    """Every module of this package that has a `run`."""
+    names = sorted(module.name for module in pkgutil.iter_modules(benches.__path__) if module.name != "__main__")
+    return [name for name in names if hasattr(_module(name), "run")]
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"benches.{name}")
+
+
+def _run(name: str, options: argparse.Namespace) -> Result:
+    say(f"{name}{' (quick)' if options.quick else ''}")
+    result: Result = _module(name).run(options)
+    return result
+
+
+def _parser(names: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures what docs/benchmarks.md reports.")
+    commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
+    for name in [*names, "all"]:
+        text = f"every bench, written to {DOCUMENT}" if name == "all" else (_module(name).__doc__ or "").split("\n")[0]
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        command.add_argument("--quick", action="store_true", help="under a minute: fewer repeats, smaller sizes")
+        for owner in names if name == "all" else [name]:
+            _module(owner).add_arguments(command)
+    return parser
+
+
+def main() -> int:
+    """Run; 0 when it measured, whatever the figures."""
+    names = bench_names()
+    options = _parser(names).parse_args()
+    results = [_run(name, options) for name in (names if options.bench == "all" else [options.bench])]
+    if options.json:
+        found = [result.as_json() for result in results]
+        print(json.dumps(found if options.bench == "all" else found[0]))
+    if options.bench == "all":
+        write(results, ["scripts/bench", *sys.argv[1:]])
+        say(f"written: {DOCUMENT}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
