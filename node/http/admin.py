@@ -12,6 +12,7 @@ from node.addresses import split_address
 from node.errors import SettingsError
 from node.http.auth import check_admin
 from node.http.errors import ApiError, ApiFailure, json_response
+from node.http.intake import read_small_body
 from node.http.keys import KeyControl, KeyRoutes
 from node.http.router import Handler, Router
 
