@@ -83,7 +83,7 @@ def _models(node: object, name: str) -> set[str]:
 async def test_a_credential_that_is_no_text_is_a_wrong_one(
     nodes: Cluster, path: bytes, header: bytes, status: int
 ) -> None:
-    a = await nodes.add("a", api_key=("s",), admin_token="t", cluster_key="k")
+    a = await nodes.add("a", api_key=("s",), admin_token="t", cluster_key="a long enough key")
     async with connect("127.0.0.1", a.port) as client:
         client.writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n" + header + b"\r\n\r\n")
         assert (await client.answer()).status == status
@@ -92,8 +92,8 @@ async def test_a_credential_that_is_no_text_is_a_wrong_one(
 @pytest.mark.parametrize("target", [CHAT + "?", CHAT + "#part", CHAT + "?#", CHAT + "?a=%20&b=c+d|{}"])
 async def test_a_signed_call_arrives_whatever_the_target_looks_like(nodes: Cluster, target: str) -> None:
     """A URL loses an empty query and its fragment on the way: the signature is over what arrives."""
-    a = await nodes.add("a", models=["other"], cluster_key="k")
-    b = await nodes.add("b", cluster_key="k")
+    a = await nodes.add("a", models=["other"], cluster_key="a long enough key")
+    b = await nodes.add("b", cluster_key="a long enough key")
     await nodes.agree()
     answer = await ask(a.port, "POST", target, (), chat())
     assert answer.status == 200 and answer.one("x-grapevine-target") == "b", answer.body
@@ -101,8 +101,8 @@ async def test_a_signed_call_arrives_whatever_the_target_looks_like(nodes: Clust
 
 
 async def test_a_peer_at_an_impossible_address_is_replaced(nodes: Cluster) -> None:
-    a = await nodes.add("a", models=["other"], cluster_key="k")
-    b, c = await nodes.add("b", cluster_key="k"), await nodes.add("c", cluster_key="k")
+    a = await nodes.add("a", models=["other"], cluster_key="a long enough key")
+    b, c = await nodes.add("b", cluster_key="a long enough key"), await nodes.add("c", cluster_key="a long enough key")
     await nodes.agree()
     for address in ("a..b:80", "x" * 64 + ":80"):
         a.node.registry._meta[b.name] = NodeMeta(address)
