@@ -13,6 +13,7 @@ COMMANDS = {
     "state": ("node.cli.inspect", "Show every node of the cluster with its load, as one node sees it."),
     "members": ("node.cli.inspect", "List the nodes of the cluster."),
     "explain": ("node.cli.inspect", "Show where a prompt would go and why; runs nothing."),
+    "emulate": ("node.cli.emulate", "Serve an emulated engine: no model, the behaviour of vLLM."),
     "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
 }
 EXIT_CODES = """\

@@ -14,6 +14,7 @@ Rules
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import sys
 from array import array
@@ -87,15 +88,16 @@ def pack(tokens: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def answer(prompt: bytes, *, salt: str = "", ends: bool = True) -> Iterator[int]:
+def answer(prompt: bytes, *, salt: str = "", ends: bool = True, least: int = 0) -> Iterator[int]:
     """The tokens that follow a packed prompt, without end unless `ends`, and then up to `END`.
 
-    `salt`: what makes one answer differ from another to the same prompt (`seed`, the number of a choice).
+    `least`: tokens before which it does not end. `salt`: what makes one answer differ from another to the same prompt
+    (`seed`, the number of a choice).
     """
     state = xxh3_64(prompt, seed=xxh3_64_intdigest(salt.encode()) if salt else 0)
-    while True:
+    for count in itertools.count():
         digest = state.intdigest()
-        if ends and (digest >> 32) % END_ONE_IN == 0:
+        if ends and count >= least and (digest >> 32) % END_ONE_IN == 0:
             yield END
             return
         token = digest % WORDS
