@@ -29,15 +29,7 @@ def eligible(
     view: ClusterView, request: ParsedRequest, model: str, tokens: int, visited: Sequence[str]
 ) -> list[Candidate]:
     """The candidates for `model`; empty when there is none. `tokens`: the request's prompt tokens."""
-    alive = NodeState.ALIVE  # members of an enumeration are slow to look up
-    found = [
-        candidate
-        for candidate in view.candidates
-        if candidate.state is alive
-        and (load := candidate.load).ready
-        and not load.draining
-        and model in candidate.models
-    ]
+    found = [candidate for candidate in view.candidates if model in candidate.offers]
     if visited:
         found = [candidate for candidate in found if candidate.name not in visited]
     return _with_room(found or _suspects(view, model, visited), view, request, model, tokens)

@@ -27,6 +27,10 @@ class NodeState(enum.Enum):
     LEFT = "left"
 
 
+_ALIVE = NodeState.ALIVE  # members of an enumeration are slow to look up
+_NOTHING: Mapping[str, ModelInfo] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A node as the entry knows it."""
@@ -43,6 +47,13 @@ class Candidate:
     models: Mapping[str, ModelInfo] = field(default_factory=dict)
     incarnation: int = 0
     seq: int = 0
+    #: `models` while it takes requests (alive, ready, not draining), else nothing: every decision asks everybody.
+    offers: Mapping[str, ModelInfo] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        load = self.load
+        takes = self.state is _ALIVE and load.ready and not load.draining
+        object.__setattr__(self, "offers", self.models if takes else _NOTHING)
 
     def age_s(self, now: float) -> float:
         """Seconds since its load vector was true."""
