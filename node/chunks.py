@@ -12,6 +12,8 @@ Changing anything here makes nodes of different versions blind to each other's p
 
 from __future__ import annotations
 
+import struct
+
 from xxhash import xxh3_64_intdigest
 
 #: Bytes of canonical text per chunk: about 128 tokens of English.
@@ -20,17 +22,16 @@ CHUNK_BYTES = 512
 #: Chunks looked at in one prompt (8 MiB of text); what lies behind is recomputed like any miss.
 MAX_CHUNKS = 16_384
 
+_PIECES = struct.Struct(f"{CHUNK_BYTES}s")
+
 
 def chunk_hashes(seed: bytes, text: bytes) -> list[int]:
     """The chained 64-bit hashes of the full chunks of `text`, first to last."""
     digest = xxh3_64_intdigest
     previous = digest(seed)
-    hashes: list[int] = []
     end = min(len(text) // CHUNK_BYTES, MAX_CHUNKS) * CHUNK_BYTES
-    for start in range(0, end, CHUNK_BYTES):
-        previous = digest(text[start : start + CHUNK_BYTES], previous)
-        hashes.append(previous)
-    return hashes
+    # Cut in C: a prompt of 220 KB has 430 chunks, and slicing them one by one takes longer than hashing them.
+    return [previous := digest(piece, previous) for (piece,) in _PIECES.iter_unpack(memoryview(text)[:end])]
 
 
 def chunk_seed(*parts: str) -> bytes:

@@ -29,25 +29,36 @@ def eligible(
     view: ClusterView, request: ParsedRequest, model: str, tokens: int, visited: Sequence[str]
 ) -> list[Candidate]:
     """The candidates for `model`; empty when there is none. `tokens`: the request's prompt tokens."""
-    alive: list[Candidate] = []
-    suspect: list[Candidate] = []
-    for candidate in view.candidates:
-        load = candidate.load
-        if not load.ready or load.draining or model not in candidate.models or candidate.name in visited:
-            continue
-        if candidate.state is NodeState.ALIVE:
-            alive.append(candidate)
-        elif candidate.state is NodeState.SUSPECT:
-            suspect.append(candidate)
-    return _with_room(alive or suspect, request, model, tokens)
+    found = [candidate for candidate in view.candidates if model in candidate.offers]
+    if visited:
+        found = [candidate for candidate in found if candidate.name not in visited]
+    return _with_room(found or _suspects(view, model, visited), view, request, model, tokens)
 
 
-def _with_room(candidates: list[Candidate], request: ParsedRequest, model: str, tokens: int) -> list[Candidate]:
-    lengths = [candidate.models[model].max_model_len for candidate in candidates]
-    shortest = min((length for length in lengths if length), default=0)
+def _suspects(view: ClusterView, model: str, visited: Sequence[str]) -> list[Candidate]:
+    return [
+        candidate
+        for candidate in view.candidates
+        if candidate.state is NodeState.SUSPECT
+        and candidate.load.ready
+        and not candidate.load.draining
+        and model in candidate.models
+        and candidate.name not in visited
+    ]
+
+
+def _with_room(
+    candidates: list[Candidate], view: ClusterView, request: ParsedRequest, model: str, tokens: int
+) -> list[Candidate]:
     prompt = tokens / max(1, request.prompts)
     answer = request.max_tokens or 1
-    for factor in (1.0,) if request.exact_tokens else (CAUTIOUS, OPTIMISTIC):
+    factors = (1.0,) if request.exact_tokens else (CAUTIOUS, OPTIMISTIC)
+    bound = shortest_context(view, model)
+    if not bound or bound >= prompt * factors[0] + answer:
+        return candidates  # nearly always: not even the shortest context of all is too short
+    lengths = [candidate.models[model].max_model_len for candidate in candidates]
+    shortest = min((length for length in lengths if length), default=0)
+    for factor in factors:
         need = prompt * factor + answer
         if not shortest or shortest >= need:
             return candidates
@@ -58,9 +69,20 @@ def _with_room(candidates: list[Candidate], request: ParsedRequest, model: str, 
     return [c for c, length in zip(candidates, lengths, strict=True) if length == longest]
 
 
+def shortest_context(view: ClusterView, model: str) -> int:
+    """The shortest known `max_model_len` with which any node at all serves `model`; 0 = none is known."""
+    known = view.shortest.get(model)
+    if known is None:
+        served = (candidate.models[model].max_model_len for candidate in view.candidates if model in candidate.models)
+        known = view.shortest[model] = min((length for length in served if length), default=0)
+    return known
+
+
 def sources(view: ClusterView, model: str) -> list[Candidate]:
     """Live nodes that hold part of the prompt and could give its blocks; draining ones included."""
     matched = view.matched
+    if not matched:
+        return []
     return [
         candidate
         for candidate in view.candidates

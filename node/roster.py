@@ -45,9 +45,10 @@ class Roster:
         self.prefixes = prefixes or PeerPrefixes()
         self.sends = sends or OwnSends()
         self._nodes: OrderedDict[str, Candidate] = OrderedDict()
-        self._peers: tuple[Candidate, ...] | None = None
         self._typical: dict[str, Typical] = {}
         self._typical_at = float("-inf")
+        #: Emptied whenever a node comes, goes or serves other models.
+        self._shortest: dict[str, int] = {}
         self._ratios: OrderedDict[str, float] = OrderedDict()
 
     def member(self, name: str, state: NodeState, *, incarnation: int, rtt_ms: float | None = None) -> None:
@@ -56,6 +57,8 @@ class Roster:
         if known is not None and incarnation < known.incarnation:
             return
         node = known or Candidate(name, LoadVector(), is_self=name == self.self_name)
+        if known is None:
+            self._shortest = {}
         reborn = incarnation > node.incarnation
         if state in _GONE or reborn:
             self.prefixes.drop(name)
@@ -70,7 +73,7 @@ class Roster:
     def remove(self, name: str) -> None:
         """Forget a node altogether."""
         if self._nodes.pop(name, None) is not None:
-            self._peers = None
+            self._shortest = {}
             self.prefixes.drop(name)
             self.sends.forget(name)
 
@@ -101,6 +104,7 @@ class Roster:
         """What a node serves now. An empty catalogue of a dead node is not taken: errors name what it served."""
         node = self._nodes.get(name)
         if node is not None and (models or node.state not in _GONE):
+            self._shortest = {}
             self._set(replace(node, models=dict(models)))
 
     def learn_ratio(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
@@ -129,23 +133,24 @@ class Roster:
 
     def view(self, chunks: Sequence[int], own_load: LoadVector, now: float) -> ClusterView:
         """The view for one decision about a prompt of `chunks`; `own_load` is this node's live vector."""
-        if self._peers is None:
-            self._peers = tuple(node for node in self._nodes.values() if not node.is_self)
         if now - self._typical_at > TYPICAL_S:
             self._typical, self._typical_at = {}, now
-        me = self._nodes.get(self.self_name)
-        candidates = self._peers if me is None else (replace(me, load=own_load, as_of=now), *self._peers)
+        candidates = list(self._nodes.values())
+        if candidates and candidates[0].is_self:
+            candidates[0] = candidates[0].with_load(own_load, now)
         return ClusterView(
-            candidates=candidates,
+            candidates=tuple(candidates),
             matched=self.prefixes.longest(chunks),
             unseen=self.sends.unseen,
             bytes_per_token=self._ratios,
             typical=self._typical,
+            shortest=self._shortest,
         )
 
     def _set(self, node: Candidate) -> None:
         self._nodes[node.name] = node
-        self._peers = None
+        if node.is_self:  # always the first: every decision needs it
+            self._nodes.move_to_end(node.name, last=False)
 
     def _bound(self) -> None:
         while len(self._nodes) > MAX_NODES:

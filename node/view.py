@@ -27,6 +27,10 @@ class NodeState(enum.Enum):
     LEFT = "left"
 
 
+_ALIVE = NodeState.ALIVE  # members of an enumeration are slow to look up
+_NOTHING: Mapping[str, ModelInfo] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A node as the entry knows it."""
@@ -43,10 +47,23 @@ class Candidate:
     models: Mapping[str, ModelInfo] = field(default_factory=dict)
     incarnation: int = 0
     seq: int = 0
+    #: `models` while it takes requests (alive, ready, not draining), else nothing: every decision asks everybody.
+    offers: Mapping[str, ModelInfo] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        load = self.load
+        takes = self.state is _ALIVE and load.ready and not load.draining
+        object.__setattr__(self, "offers", self.models if takes else _NOTHING)
 
     def age_s(self, now: float) -> float:
         """Seconds since its load vector was true."""
         return max(0.0, now - self.as_of)
+
+    def with_load(self, load: LoadVector, now: float) -> Candidate:
+        """The same node with a vector that is true now; `dataclasses.replace` takes three times as long."""
+        return Candidate(
+            self.name, load, now, self.state, self.is_self, self.rtt_ms, self.models, self.incarnation, self.seq
+        )
 
     @property
     def hop_ms(self) -> float:
@@ -90,6 +107,8 @@ class ClusterView:
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)
     #: Cache shared between views of unchanged candidates: model -> what is typical. Owned by the roster.
     typical: dict[str, Typical] = field(default_factory=dict)
+    #: The same for models that do not change: model -> the shortest context that any node serves it with.
+    shortest: dict[str, int] = field(default_factory=dict)
 
     def get(self, name: str) -> Candidate | None:
         """The candidate of that name."""

@@ -24,9 +24,12 @@ two choices with own sends (shared notes on routing).
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
+from node.models import ModelInfo
 from node.policy.base import CandidateCost, Choice, Question
 from node.policy.pull import PullModel
 from node.view import Candidate, Unseen
@@ -84,7 +87,7 @@ class Cost:
             for candidate in (everyone if show_all else contenders)
         }
         chosen = self._pick([costs[candidate.name] for candidate in contenders], contenders, rng)
-        ranked = tuple(sorted(costs.values(), key=lambda cost: cost.total_ms))
+        ranked = tuple(sorted(costs.values(), key=_total_ms))
         return Choice(chosen, _reason(chosen, len(everyone)), ranked)
 
     def cost_of(self, candidate: Candidate, question: Question, now: float) -> CandidateCost:
@@ -96,7 +99,7 @@ class Cost:
         if len(everyone) <= self.config.few:
             return list(everyone)
         matched = question.matched_tokens
-        certain = [candidate for candidate in everyone if candidate.is_self or matched.get(candidate.name)]
+        certain = _certain(everyone, matched)
         if len(certain) > self.config.holders + 1:
             certain.sort(key=lambda candidate: (candidate.is_self, matched.get(candidate.name, 0)), reverse=True)
             del certain[self.config.holders + 1 :]
@@ -113,7 +116,7 @@ class Cost:
         return certain + drawn
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
-        best = min(costs, key=lambda cost: cost.total_ms)
+        best = min(costs, key=_total_ms)
         before_first = best.hop_ms + best.queue_ms + best.pull_ms + best.prefill_ms
         limit = best.total_ms + self.config.tie_ms + self.config.tie_share * before_first
         near: list[CandidateCost] = []
@@ -138,72 +141,82 @@ class Cost:
 
     def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
         prefill_tps, gap_ms, request_ms = _rates(candidate, question)
-        age_s = candidate.age_s(now)
-        trust = 1.0 if candidate.is_self else 0.5 ** (age_s / self.config.half_life_s)
-        since = question.unseen.get(candidate.name, _NOTHING)
-        typical = question.typical
-        load = candidate.load
-        left = max(0.0, load.queued_tokens - prefill_tps * age_s)
-        queued = trust * left + (1 - trust) * typical.queued_tokens + since.sent_tokens
-        active = trust * max(0, load.active - since.finished) + (1 - trust) * typical.active + since.sent
+        name, load, typical, config = candidate.name, candidate.load, question.typical, self.config
+        age_s = max(0.0, now - candidate.as_of)
+        trust = 1.0 if candidate.is_self else 0.5 ** (age_s / config.half_life_s)
+        since = question.unseen.get(name, _NOTHING)
+        left = load.queued_tokens - prefill_tps * age_s
+        queued = (trust * left if left > 0 else 0.0) + (1 - trust) * typical.queued_tokens + since.sent_tokens
+        seen = load.running + load.waiting - since.finished
+        active = (trust * seen if seen > 0 else 0.0) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
-        beyond = max(0.0, active + 1 - slots)
-        held = question.matched_tokens.get(candidate.name, 0)
-        pull = self._best_pull(candidate, question, holders, held, prefill_tps) if holders else _NO_PULL
-        missing = max(0, question.prompt_tokens - held - pull.tokens)
+        beyond = active + 1 - slots
+        held = question.matched_tokens.get(name, 0)
+        info = candidate.models.get(question.model)
+        pull = self._best_pull(candidate, info, question, holders, held=held, tps=prefill_tps) if holders else _NO_PULL
+        missing = question.prompt_tokens - held - pull.tokens
         hop_ms = candidate.hop_ms
-        queue_ms = max(queued / prefill_tps * 1000, beyond * request_ms / slots)
-        prefill_ms = missing / prefill_tps * 1000
-        decode_ms = gap_ms * (self.config.decode_share * question.output_tokens + self.config.active_share * active)
-        barrier_ms = self._barrier(candidate, question)
+        queue_ms = queued / prefill_tps * 1000
+        if beyond > 0:
+            queue_ms = max(queue_ms, beyond * request_ms / slots)
+        prefill_ms = missing / prefill_tps * 1000 if missing > 0 else 0.0
+        decode_ms = gap_ms * (config.decode_share * question.output_tokens + config.active_share * active)
+        need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
+        use = min(config.barrier_top, load.kv_use + need)
+        barrier_ms = config.barrier_ms * use / (1 - use)
         return CandidateCost(
-            name=candidate.name,
-            total_ms=hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms,
-            hop_ms=hop_ms,
-            queue_ms=queue_ms,
-            pull_ms=pull.ms,
-            prefill_ms=prefill_ms,
-            decode_ms=decode_ms,
-            barrier_ms=barrier_ms,
-            matched_tokens=held,
-            pulled_tokens=pull.tokens,
-            matched_chunks=question.matched_chunks.get(candidate.name, 0),
-            source=pull.source,
-            source_chunks=pull.chunks,
-            age_ms=age_s * 1000,
+            name,
+            hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms,
+            hop_ms,
+            queue_ms,
+            pull.ms,
+            prefill_ms,
+            decode_ms,
+            barrier_ms,
+            held,
+            pull.tokens,
+            question.matched_chunks.get(name, 0),
+            pull.source,
+            pull.chunks,
+            age_s * 1000,
         )
 
-    def _barrier(self, candidate: Candidate, question: Question) -> float:
-        info = question.info(candidate)
-        need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
-        use = min(self.config.barrier_top, candidate.load.kv_use + need)
-        return self.config.barrier_ms * use / (1 - use)
-
     def _best_pull(
-        self, candidate: Candidate, question: Question, holders: list[Candidate], held: int, tps: float
+        self,
+        candidate: Candidate,
+        info: ModelInfo | None,
+        question: Question,
+        holders: list[Candidate],
+        *,
+        held: int,
+        tps: float,
     ) -> _Pull:
         """The source that saves most, or none."""
-        info = question.info(candidate)
         if info is None or not info.fingerprint or not info.kv_token_bytes:
             return _NO_PULL
         best, saved = _NO_PULL, 0.0
+        forced = question.force_source is not None
         for source in holders:
-            extra = question.matched_tokens.get(source.name, 0) - held
-            if extra <= 0 or source.name == candidate.name:
+            name = source.name
+            extra = question.matched_tokens.get(name, 0) - held
+            if extra <= 0 or name == candidate.name:
                 continue
+            recompute_ms = extra / tps * 1000
+            if recompute_ms <= saved and not forced:
+                break  # holders come longest first: nobody behind can save as much
             theirs = question.info(source)
             if theirs is None or theirs.fingerprint != info.fingerprint:
                 continue
-            recompute_ms = extra / tps * 1000
-            rtt = candidate.load.rtts.get(source.name, source.hop_ms if candidate.is_self else candidate.hop_ms)
-            net = candidate.load.rates.get(source.name, 0.0)
-            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, net)
-            forced = question.force_source is not None
+            load = candidate.load
+            rtt = load.rtts.get(name)
+            if rtt is None:
+                rtt = source.hop_ms if candidate.is_self else candidate.hop_ms
+            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, load.rates.get(name, 0.0))
             if not forced and not self.pull.pays(pull_ms, recompute_ms):
                 continue
             if forced or recompute_ms - pull_ms > saved:
                 saved = recompute_ms - pull_ms
-                best = _Pull(source.name, extra, pull_ms, question.matched_chunks.get(source.name, 0))
+                best = _Pull(name, extra, pull_ms, question.matched_chunks.get(name, 0))
         return best
 
 
@@ -214,8 +227,18 @@ class _Pull(NamedTuple):
     chunks: int = 0
 
 
+_total_ms = attrgetter("total_ms")
 _NO_PULL = _Pull()
 _NOTHING = Unseen()
+
+
+def _certain(everyone: tuple[Candidate, ...], matched: Mapping[str, int]) -> list[Candidate]:
+    """This node and all who hold part of the prompt, in their order."""
+    if not matched:
+        first = everyone[0]  # a roster names this node first
+        return [first] if first.is_self else [candidate for candidate in everyone if candidate.is_self]
+    holders = {name for name, tokens in matched.items() if tokens}
+    return [candidate for candidate in everyone if candidate.name in holders or candidate.is_self]
 
 
 def _rates(candidate: Candidate, question: Question) -> tuple[float, float, float]:

@@ -15,6 +15,7 @@ FILES = [
     )),
     *(ROOT / "prompt").glob("*.py"),
     *(ROOT / "policy").glob("*.py"),
+    *(ROOT / "emulator").glob("*.py"),
 ]  # fmt: skip
 FORBIDDEN = {"asyncio", "socket", "time", "datetime", "threading", "logging", "os", "secrets", "uuid"}
 

@@ -1,0 +1,110 @@
+"""Answers as vLLM writes them: one JSON body, or server-sent events."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from node.emulator.serve.asks import Ask
+from node.emulator.serve.script import Script
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of all prompts and answers of one request together."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    def as_dict(self) -> dict[str, object]:
+        """The field `usage`."""
+        return {
+            "prompt_tokens": self.prompt,
+            "total_tokens": self.prompt + self.completion,
+            "completion_tokens": self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+class Frames:
+    """Makes the pieces of one answer. `created` in unix seconds."""
+
+    def __init__(self, ask: Ask, answer_id: str, created: int) -> None:
+        self._ask = ask
+        self._base: dict[str, object] = {"id": answer_id, "created": created, "model": ask.model}
+        self._kind = "chat.completion" if ask.chat else "text_completion"
+
+    def body(self, scripts: Sequence[Script], usage: Usage) -> bytes:
+        """The whole answer."""
+        choices = [self._choice(index, script) for index, script in enumerate(scripts)]
+        whole = {**self._base, "object": self._kind, "choices": choices, "usage": usage.as_dict()}
+        if self._ask.chat:
+            whole |= {"prompt_logprobs": None, "kv_transfer_params": None}
+            if self._ask.return_token_ids:
+                whole["prompt_token_ids"] = unpack(self._ask.prompts[0])
+        return orjson.dumps(whole)
+
+    def opening(self, index: int) -> bytes:
+        """A chat's first event of a choice, before any token."""
+        choice = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        extra: dict[str, object] = {}
+        if self._ask.return_token_ids:
+            extra["prompt_token_ids"] = unpack(self._ask.prompts[0])
+        return self._event([choice], extra)
+
+    def tokens(self, index: int, script: Script, start: int, stop: int) -> bytes:
+        """The event of tokens `start` to `stop` of a choice; the last one says why it ends."""
+        last = stop == len(script.tokens)
+        text = "".join(script.pieces[start:stop])
+        choice: dict[str, object] = {"index": index, "logprobs": None}
+        choice |= {"delta": {"content": text}} if self._ask.chat else {"text": text}
+        choice["finish_reason"] = script.finish_reason if last else None
+        if last or not self._ask.chat:
+            choice["stop_reason"] = script.stop_reason if last else None
+        if self._ask.return_token_ids:
+            choice["token_ids"] = list(script.tokens[start:stop])
+            if start == 0 and not self._ask.chat:
+                choice["prompt_token_ids"] = unpack(self._ask.prompts[index // self._ask.choices])
+        return self._event([choice], {})
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event with the usage, without a choice."""
+        return self._event([], {"usage": usage.as_dict()})
+
+    def _event(self, choices: list[dict[str, object]], extra: dict[str, object]) -> bytes:
+        kind = "chat.completion.chunk" if self._ask.chat else self._kind
+        return b"data: " + orjson.dumps({**self._base, "object": kind, "choices": choices, **extra}) + b"\n\n"
+
+    def _choice(self, index: int, script: Script) -> dict[str, object]:
+        choice: dict[str, object] = {"index": index, "logprobs": None}
+        choice |= {"message": _message(script.text)} if self._ask.chat else {"text": script.text}
+        choice |= {"finish_reason": script.finish_reason, "stop_reason": script.stop_reason}
+        if self._ask.return_token_ids:
+            choice["token_ids"] = list(script.tokens)
+            if not self._ask.chat:
+                choice["prompt_token_ids"] = unpack(self._ask.prompts[index // self._ask.choices])
+        return choice
+
+
+def unpack(packed: bytes) -> list[int]:
+    """The ids of packed tokens."""
+    tokens = array("I", packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tolist()
+
+
+def _message(text: str) -> dict[str, object]:
+    return {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
