@@ -28,10 +28,15 @@ from gossip.member import Member
 from gossip.membership import Membership
 from gossip.messages import Row, Rows
 
-#: Datagrams per peer and tick: so many, and one more per so many members. 1.2 at 100 members (25 KB/s per node), 5.9 at
-#: 1000 (120 KB/s); the last one is cut to its fraction. What that gives is in docs/benchmarks.md.
+#: Datagrams per peer and tick: so many, and one more per so many members whose rows are of the usual size. 1.2 at 100
+#: members (25 KB/s per node), 5.9 at 1000 (120 KB/s); the last one is cut to its fraction. What that gives is in
+#: docs/benchmarks.md.
 BASE_DATAGRAMS = 0.68
 MEMBERS_PER_DATAGRAM = 190
+#: Encoded bytes of a usual row, with a payload of 32; rows that are larger get as many more datagrams. How many of the
+#: first ones are asked.
+USUAL_ROW_BYTES = 48
+_WEIGHED = 16
 #: Bytes of a `Rows` part beside its rows.
 _PART_HEADER = 8
 #: Gossip intervals by which the order of freshness is blurred (rule 6).
@@ -193,8 +198,8 @@ class LoadRows:
         own = self._current_own()
         if own is not None:
             rows.insert(0, own)
-        datagrams = min(self._hub.config.row_datagrams, BASE_DATAGRAMS + self._membership.size() / MEMBERS_PER_DATAGRAM)
-        return Parcel(self._hub, rows, datagrams, now)
+        wanted = BASE_DATAGRAMS + self._membership.size() * _weight(rows) / MEMBERS_PER_DATAGRAM
+        return Parcel(self._hub, rows, min(self._hub.config.row_datagrams, wanted), now)
 
     def get(self, name: str, now: float) -> RowView | None:
         """Give the latest row of a node, with its age in seconds."""
@@ -229,3 +234,9 @@ class LoadRows:
 
     def member_doubted(self, member: Member, now: float) -> None:
         """Nothing to do."""
+
+
+def _weight(rows: Sequence[Held]) -> float:
+    """How many times larger than usual the rows are, at least 1."""
+    some = rows[:_WEIGHED]
+    return max(1.0, sum(len(held.row.encoded) for held in some) / (USUAL_ROW_BYTES * max(1, len(some))))

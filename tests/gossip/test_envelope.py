@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from gossip.envelope import Envelope
 from gossip.incarnation import first
 from gossip.messages import Alive, Packet, PushPull, SlowDelta
 from gossip.replay import WINDOW, ReplayWindow
+from gossip.simulator import Simulator
 from tests.gossip.lone import HERE, PEER
 
 KEY, OTHER = ClusterKey.from_root(b"k" * 32), ClusterKey.from_root(b"o" * 32)
@@ -192,3 +194,25 @@ def test_whoever_lacks_the_key_cannot_inject_and_every_attempt_is_counted() -> N
     assert [view.name for view in endpoint.members(0.1)] == ["me"]
     counted = {name: endpoint.counters[name] for name in ("unsealed", "unknown_key", "replayed", "malformed")}
     assert counted == {"unsealed": 2, "unknown_key": 2, "replayed": 2, "malformed": 1}
+
+
+def test_a_sealed_cluster_lives_with_loss_duplicates_and_reordering(
+    simulator: Callable[..., Simulator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sealed(me: Identity, config: GossipConfig, rng: random.Random, **more: Any) -> Endpoint:
+        return Endpoint(me, config, rng, Envelope(Keyring([KEY]), me.cluster, rng.randbytes), **more)
+
+    monkeypatch.setattr("gossip.simulator.simulator.Endpoint", sealed)
+    sim = simulator(seed=31, loss=0.05, duplication=0.1, reordering=0.1)
+    sim.cluster(8)
+    sim.run(4)
+    sim.load_rows()
+    sim.do("n3", io.KeyPut(b"model", b"big"))
+    sim.run(8)
+    sim.report.require(lost=20, duplicated=50)
+    counted = [sum(n.endpoint.counters[name] for n in sim.running()) for name in ("replayed", "forged", "unsealed")]
+    assert counted[0] >= sim.report["duplicated"] * 0.9, "each copy is refused"
+    assert counted[1:] == [0, 0]
+    assert sim.agreed()
+    assert all(dict(n.endpoint.slow_of("n3")) == {b"model": b"big"} for n in sim.running())
+    assert sim.false_deaths() == 0
