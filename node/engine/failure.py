@@ -74,8 +74,8 @@ def _rule(cause: Cause, pattern: str, text: str, *, permanent: bool = True) -> _
 
 NO_VLLM = Failure(
     Cause.NO_VLLM,
-    "vLLM is not installed in this environment: pip install 'vllm-grapevine[cpu]' (no GPU) or "
-    "'vllm-grapevine[vllm]' (GPU), or attach to a running server with --engine-url",
+    "vLLM is not installed in this environment: install it (README, Three hosts), or attach to a running server with "
+    "--engine-url",
     permanent=True,
 )
 
@@ -135,7 +135,7 @@ _RULES = (
         r"Failed to infer device type|Torch not compiled with CUDA enabled|CUDA is not available|"
         r"libcuda\.so\S* cannot open|libcudart\S*: cannot open",
         "vLLM finds no usable GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build "
-        "(pip install 'vllm-grapevine[cpu]')",
+        "(README, Three hosts)",
     ),
     _rule(
         Cause.FORBIDDEN,

@@ -95,8 +95,8 @@ def run_converter(source: Source, gguf: Path, output: Path, say: Say, cancelled:
     missing = re.search(r"No module named '([\w.]+)'|requires? .*?(gguf|accelerate)", text)
     if missing:
         raise ModelStoreError(
-            f"the default model needs the package {missing[1] or missing[2]}: pip install 'vllm-grapevine[cpu]' "
-            "(no GPU) or 'vllm-grapevine[vllm]' (GPU), or give another model with --model"
+            f"the default model needs the package {missing[1] or missing[2]}: install it with pip, or give another "
+            "model with --model"
         )
     raise ModelStoreError(f"the default model cannot be converted: {_last_line(text)}; give another one with --model")
 
