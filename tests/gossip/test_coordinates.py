@@ -25,7 +25,7 @@ from gossip.coordinate import (
 )
 from gossip.messages import Ack, Place
 from gossip.simulator import Simulator
-from tests.gossip.lone import Lone
+from tests.gossip.lone import OTHER, Lone
 
 MakeLone, MakeSim = Callable[..., Lone], Callable[..., Simulator]
 components = st.floats(-MAX_COMPONENT_S, MAX_COMPONENT_S, width=32)
@@ -144,6 +144,9 @@ def test_a_place_is_kept_by_its_order_and_dies_with_its_member(lone: MakeLone) -
     assert member is not None
     one.endpoint.membership.bury(member, one.now)
     assert one.endpoint.coordinates.of("peer") is None
+    one.meet("other", OTHER)
+    one.wait(2.0)
+    assert {p.name for p in one.parts(Place, OTHER) if isinstance(p, Place)} == {"me"}, "nor is it passed on"
 
 
 def test_a_datagram_carries_one_place_however_many_there_are(lone: MakeLone) -> None:
