@@ -168,15 +168,14 @@ class SimCluster:
         model = self.world.pull
         begin = max(self.now + model.lookup_ms / 1000, source.link_free)
         source.link_free = begin + size / self.world.net_bytes_s
-        request.pulled = max(0, held - have) * BLOCK_TOKENS
+        request.pulled, request.pull_to = max(0, held - have) * BLOCK_TOKENS, held
         return source.link_free - self.now + self.world.rtt_s + size / self.world.memory_bytes_s
 
     def _begin(self, node: SimNode, request: Request) -> None:
-        if request.pulled:
-            upto = node.engine.cache.match(request.arrival.blocks, len(request.arrival.blocks))
-            upto = max(upto, 0) + request.pulled // BLOCK_TOKENS
-            fresh = [key for key in request.arrival.blocks[:upto] if key not in node.engine.cache]
-            node.engine.insert(request.arrival.blocks[:upto], self.now)
+        if request.pull_to:
+            blocks = request.arrival.blocks[: request.pull_to]
+            fresh = [block for block in blocks if block not in node.engine.cache]
+            node.engine.insert(blocks, self.now)
             node.told[0].extend(fresh)
         node.begin(request, self.now)
         self._go_on(node)

@@ -22,6 +22,8 @@ class Request:
     #: What was predicted to be cached, what was pulled and what really was cached. Tokens.
     predicted: int = 0
     pulled: int = 0
+    #: Blocks from the first on that the source had.
+    pull_to: int = 0
     cached: int = 0
     started: float = 0.0
     first: float = 0.0

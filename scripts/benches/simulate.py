@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> Result:
         _measure(result, size, trace, options)
     result.note(
         "engine: preset 8b-gpu with blocks of 512 tokens and 1M tokens of KV a node, its times scaled so that the load "
-        f"is {options.load:g} of the prefill capacity if nothing were cached; one copy of the trace for {NODES_PER_COPY} "
-        "nodes, at its own speed; network 100 Gb/s, PCIe 25 GB/s; requests enter at random nodes"
+        f"is {options.load:g} of the prefill capacity if nothing were cached; one copy of the trace for "
+        f"{NODES_PER_COPY} nodes, at its own speed; network 100 Gb/s, PCIe 25 GB/s; requests enter at random nodes"
     )
     result.note(
         "hit_ratio counts pulled tokens, local_hit_ratio does not; work_imbalance = most / mean seconds of prefill"
