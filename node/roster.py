@@ -42,8 +42,8 @@ class Roster:
 
     def __init__(self, self_name: str, *, prefixes: PeerPrefixes | None = None, sends: OwnSends | None = None) -> None:
         self.self_name = self_name
-        self.prefixes = prefixes or PeerPrefixes()
-        self.sends = sends or OwnSends()
+        self.prefixes = PeerPrefixes() if prefixes is None else prefixes  # an empty one is false
+        self.sends = OwnSends() if sends is None else sends
         self._nodes: OrderedDict[str, Candidate] = OrderedDict()
         self._typical: dict[str, Typical] = {}
         self._typical_at = float("-inf")

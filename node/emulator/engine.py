@@ -133,6 +133,18 @@ class EmulatedEngine:
         """Requests accepted and not in the batch."""
         return len(self._jobs) - len(self._running)
 
+    def pending(self) -> list[Sequence]:
+        """Every request that is not done, for whoever may know all (an oracle, a test)."""
+        return list(self._jobs.values())
+
+    def cached(self, sequence: Sequence) -> int:
+        """Tokens of it that the cache holds now."""
+        return self._match(sequence) * self.config.block_size
+
+    def step_left(self, now: float) -> float:
+        """Seconds until somebody new can be admitted; 0 between steps."""
+        return self._step.end_of(self._step.boundary(now)) - now if self._step is not None else 0.0
+
     def validate(self) -> None:
         """Every invariant, for tests."""
         self.cache.validate()

@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> Result:
         body = _body(size)
         result.add(f"parse_{name}_us", _time(partial(parse_request, PATH, body), rounds))
     result.note(
-        f"CPU time, the median over {rounds} rounds of the mean of {REPEATS} in a row; a decision = "
-        "building the view, decide with the policy "
-        f"cost, {HOLDERS} holders of the prefix; between rounds a twentieth of the nodes send a new vector (not "
-        "counted); 220kb includes hashing the canonical text, parse_220kb is the whole reading of the JSON body with it"
+        f"CPU time, the median over {rounds} rounds of the mean of {REPEATS} in a row; a decision = building the view "
+        f"and decide with the policy cost, {HOLDERS} holders of the prefix; between rounds a twentieth of the nodes "
+        "send a new vector (not counted); 220kb includes hashing the canonical text, parse_220kb is the whole reading "
+        "of the JSON body with it"
     )
     return result
 

@@ -1,0 +1,81 @@
+"""The simulated cluster: nothing is lost, hits are really there, and what knows more does better."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from benches import traces
+from benches.oracle import oracle
+from benches.simcluster import Grapevine, Placing, SimCluster, World
+from benches.simulate import Outcome, engine_config, outcome
+from benches.traces import BLOCK_TOKENS, Arrival
+
+from node.policy import make_policy
+from node.policy.cost import Cost
+
+TRACE = traces.made_up(400, rate=2.0)
+WORLD = World(nodes=8, engine=engine_config(TRACE, 0.7), delay_s=0.25, digest_s=0.5)
+
+
+def play(placing: Placing, world: World = WORLD) -> tuple[SimCluster, Outcome]:
+    cluster = SimCluster(world, placing)
+    found = outcome(cluster.run(TRACE), cluster)
+    for node in cluster.nodes:
+        node.engine.validate()
+        node.sends.validate()
+    cluster.index.validate()
+    return cluster, found
+
+
+def test_every_request_is_done_once_and_a_hit_was_begun_before() -> None:
+    cluster, _ = play(Grapevine(Cost(pull=WORLD.pull)))
+    assert sorted(request.rid for request in cluster.finished) == sorted(f"r{number}" for number in range(len(TRACE)))
+    seen: dict[int, float] = {}
+    for request in cluster.finished:
+        for block in request.arrival.blocks:
+            seen[block] = min(seen.get(block, 1e9), request.started)
+    for request in cluster.finished:
+        assert request.arrival.at < request.started < request.first <= request.done
+        for block in request.arrival.blocks[: request.cached // BLOCK_TOKENS]:
+            assert seen[block] < request.started
+
+
+def test_who_sees_prefixes_hits_more_than_who_does_not_and_the_oracle_is_fastest() -> None:
+    _, ours = play(Grapevine(Cost(pull=WORLD.pull)))
+    _, turns = play(Grapevine(make_policy("round_robin")))
+    _, best = play(oracle)
+    assert ours.hit_ratio > 1.5 * turns.hit_ratio
+    assert best.ttft_mean < turns.ttft_mean and ours.ttft_mean < turns.ttft_mean
+    assert ours.imbalance < 2
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    assert play(Grapevine(make_policy("cost")))[1] == play(Grapevine(make_policy("cost")))[1]
+
+
+def test_copies_share_the_first_block_only_and_keep_the_rate() -> None:
+    three = traces.copies(TRACE, 2.5, seconds=1e9)
+    assert len(three) == pytest.approx(2.5 * len(TRACE), rel=0.1)
+    assert [arrival for arrival in three if arrival in TRACE]
+    blocks = [set(arrival.blocks) for arrival in three]
+    assert all(0 in some for some in blocks)
+    assert [arrival.at for arrival in three] == sorted(arrival.at for arrival in three)
+
+
+def test_requests_of_one_tick_are_spread_over_it() -> None:
+    rows: list[dict[str, object]] = [
+        {"timestamp": at, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]} for at in (0, 0, 3000)
+    ]
+    assert traces._spread(rows) == [Arrival(at, 1100, 5, (0, 1)) for at in (0.0, 1.5, 3.0)]
+
+
+def test_sessions_have_their_long_pauses_cut_and_their_blocks_joined() -> None:
+    requests = [
+        {"t": 0.0, "in": 1100, "out": 7, "runs": [[1, 17]]},
+        {"t": 900.0, "in": 1200, "out": 7, "runs": [[1, 8], [40, 10]]},
+    ]
+    first, second = traces._sessions(iter([{"requests": requests}]), random.Random(1))
+    assert second.at - first.at == traces.MAX_PAUSE_S
+    assert len(first.blocks) == len(second.blocks) == 2
+    assert first.blocks[0] == second.blocks[0] and first.blocks[1] != second.blocks[1]
