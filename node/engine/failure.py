@@ -74,8 +74,8 @@ def _rule(cause: Cause, pattern: str, text: str, *, permanent: bool = True) -> _
 
 NO_VLLM = Failure(
     Cause.NO_VLLM,
-    "vLLM is not installed in this environment: install it (README, Three hosts), or attach to a running server with "
-    "--engine-url",
+    "vLLM is not installed in this environment: pip install 'vllm>=0.32,<0.33' (GPU host; on a CPU host use the "
+    "environment that scripts/quickstart makes), or attach to a running server with --engine-url",
     permanent=True,
 )
 
