@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.errors import LocalError, RemoteError
-from node.load import GOAL_BYTES, MAX_BYTES, LoadVector, decode
+from node.load import GOAL_BYTES, LoadVector, decode
 from node.plan import Plan, decode_plan
 
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
