@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gossip import GossipConfig, MemberState
 from gossip import actions as io
+from gossip.heartbeat import MAX_SCORE
 from gossip.incarnation import first
 from gossip.messages import Dead, Ping, Suspect
 from gossip.simulator import Simulator
@@ -66,6 +67,18 @@ def test_whoever_was_stopped_itself_lets_rows_arrive_before_it_doubts(lone: Make
     one.wait(0.1)
     renewing(one, 2, start=seq)
     assert not one.endpoint.counters["doubts"]
+
+
+def test_whoever_is_unwell_itself_doubts_nobody(lone: MakeLone) -> None:
+    one = lone(QUIET)
+    one.meet()
+    renewing(one, 3)
+    one.endpoint.health.add(MAX_SCORE + 1)
+    one.wait(3)
+    assert not one.endpoint.counters["doubts"]
+    one.endpoint.health.add(-1)
+    one.wait(0.5)
+    assert one.endpoint.counters["doubts"] == 1
 
 
 def test_the_bound_follows_what_is_usual_here(lone: MakeLone) -> None:
