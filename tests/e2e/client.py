@@ -117,12 +117,20 @@ class Client:
         return next((member for member in members if member["name"] == name), None)
 
     async def metric(self, name: str, metric: str) -> float:
-        """Sum over all label sets of a metric at a node, its engine's metrics included."""
-        async with self.session.get(self.cluster[name].url + "/metrics") as response:
-            text = await response.text()
-        lines = re.findall(rf"^{re.escape(metric)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$", text, re.MULTILINE)
-        assert lines, f"{name} shows no metric {metric}"
-        return sum(float(value) for value in lines)
+        """Sum over all label sets of a metric at a node, its engine's metrics included.
+
+        A busy engine may miss the deadline that its node gives it, so an answer without the metric is asked again.
+        """
+        pattern = re.compile(rf"^{re.escape(metric)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$", re.MULTILINE)
+        values: list[str] = []
+
+        async def shown() -> bool:
+            async with self.session.get(self.cluster[name].url + "/metrics") as response:
+                values[:] = pattern.findall(await response.text())
+            return bool(values)
+
+        await until(shown, 30, f"{name} shows the metric {metric}")
+        return sum(float(value) for value in values)
 
     async def explain(self, entry: str, prompt: str) -> dict[str, Any]:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": True}
@@ -138,6 +146,14 @@ class Client:
             return bool((await self.explain(entry, prompt))["matched_chunks"].get(holder))
 
         await until(told, 10, f"{entry} hears of the prefix on {holder}")
+
+    async def would_send(self, entry: str, prompt: str, target: str) -> None:
+        """Until `entry` would send the prompt to `target`: prefix heard of, and the last request's load forgotten."""
+
+        async def decided() -> bool:
+            return bool((await self.explain(entry, prompt))["plan"]["target"] == target)
+
+        await until(decided, 10, f"{entry} would send it to {target}")
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:

@@ -47,7 +47,7 @@ async def test_a_shared_prefix_goes_to_its_holder_from_any_entry(client: Client)
     first = await client.complete("red", document + "\nFirst question:")
     for entry in NAMES:
         prompt = f"{document}\nQuestion of {entry}:"
-        await client.knows_holder(entry, prompt, first.target)
+        await client.would_send(entry, prompt, first.target)
         reply = await client.complete(entry, prompt)
         assert reply.target == first.target
         assert "prefix" in reply.headers["x-grapevine-reason"]
