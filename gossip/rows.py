@@ -41,7 +41,6 @@ _WEIGHED = 16
 _PART_HEADER = 8
 #: Gossip intervals by which the order of freshness is blurred (rule 6).
 BLUR_TICKS = 8
-_YOUNG_MS, _YOUNG_HEADER, _OLD_HEADER = 65_536, 6, 8
 
 
 @dataclass(slots=True)
