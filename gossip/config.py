@@ -54,7 +54,7 @@ class GossipConfig:
     #: and the largest slow-state entry, which is why it must not be less. Sealing (38 bytes) comes out of it.
     datagram_budget: int = 1400
     #: Most datagrams with load rows per peer and tick, 1 to 6. How many are used follows the cluster's size: 1 up to 60
-    #: members, 1.2 at 100, 5.9 at 1000. One carries about 31 rows of 32 bytes; at fan-out 3 and 200 ms each costs 21 KB/s.
+    #: members, 1.2 at 100, 5.9 at 1000. One holds about 31 rows of 32 bytes; at fan-out 3 and 200 ms each is 21 KB/s.
     row_datagrams: int = 6
     #: Seconds between two exchanges of the whole member table over TCP, 1 to 600. It repairs what rumours missed; above
     #: 32 nodes it is stretched by `ceil(log2 n - 5) + 1`.
