@@ -90,19 +90,18 @@ class PeerPrefixes:
         """Node -> chunks it holds from the first on, without a gap; nodes without the first are left out."""
         if not chunks:
             return {}
-        holders = self._holders
-        alive = holders.get(chunks[0], 0)
+        alive = self._holders.get(chunks[0], 0)
         matched: dict[str, int] = {}
         count = 0
-        for chunk in chunks:
-            still = alive & holders.get(chunk, 0)
-            if still != alive:
-                if count:
+        for held in map(self._holders.get, chunks):
+            if held != alive:  # rare: mostly everybody who holds a chunk holds the next one
+                still = alive & (held or 0)
+                if still != alive and count:
                     for name in self._named(alive ^ still):
                         matched[name] = count
                 alive = still
-            if not alive:
-                return matched
+                if not alive:
+                    return matched
             count += 1
         for name in self._named(alive):
             matched[name] = count

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from benches import traces
 from benches.oracle import oracle
+from benches.outcome import NODES_PER_COPY, Outcome, engine_config, outcome
 from benches.result import Result, Target, say
 from benches.simcluster import Grapevine, Placing, SimCluster, World
-from benches.simnode import Request
-from benches.traces import BLOCK_TOKENS, Arrival
-from node.emulator import EngineConfig, Timing
-from node.emulator.config import preset
+from benches.traces import Arrival
 from node.policy import make_policy
 from node.policy.cost import Cost
 
@@ -28,22 +25,9 @@ TARGETS: dict[str, Target] = {
     "ttft_mean_over_oracle_n100": ("<=", 1.15),
     "ttft_mean_over_oracle_n1000": ("<=", 1.15),
 }
-#: Nodes that one copy of the trace is spread over.
-NODES_PER_COPY = 8
 #: Seconds of the trace that are played, by cluster size: whole, and quick.
 SECONDS = {8: (4000.0, 600.0), 100: (600.0, 120.0), 1000: (60.0, 15.0)}
 SIMPLE = ("round_robin", "least_connections")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one run gave."""
-
-    ttft_mean: float
-    ttft_p99: float
-    hit_ratio: float
-    local_hit_ratio: float
-    imbalance: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,23 +62,6 @@ def _trace(result: Result, options: argparse.Namespace) -> list[Arrival]:
         result.note(f"no trace {options.trace}: a made-up one instead, its figures say little")
         return traces.made_up(4000, rate=3.0)
     return traces.load(Path(path))
-
-
-def engine_config(trace: Sequence[Arrival], load: float) -> EngineConfig:
-    """The engine of every node: as fast as makes 8 of them just so busy with the trace at its own speed.
-
-    The trace stays as it is, since pauses between turns against the time that blocks survive decide the hits.
-    """
-    config = preset("8b-gpu", block_size=BLOCK_TOKENS, kv_tokens=1 << 20, max_model_len=1 << 18)
-    factor = load * NODES_PER_COPY / offered(trace, config)
-    timing = {name: getattr(config.timing, name) * factor for name in config.timing.__slots__}
-    return replace(config, timing=Timing(**timing))
-
-
-def offered(trace: Sequence[Arrival], config: EngineConfig) -> float:
-    """Seconds of prefill a second that the trace asks for when nothing is cached."""
-    work = sum(config.timing.prefill(0, arrival.tokens) for arrival in trace)
-    return work / (trace[-1].at - trace[0].at)
 
 
 def _measure(result: Result, size: int, trace: list[Arrival], options: argparse.Namespace) -> None:
@@ -132,19 +99,3 @@ def _play(result: Result, suffix: str, world: World, placing: Placing, arrivals:
         result.add(f"{name}_{suffix}", value)
     say(f"  ({time.process_time() - began:.0f} CPU s)")
     return found
-
-
-def outcome(finished: list[Request], cluster: SimCluster) -> Outcome:
-    """The figures of a run."""
-    waits = sorted(request.ttft for request in finished)
-    prompt = sum(request.arrival.tokens for request in finished)
-    cached = sum(request.cached for request in finished)
-    pulled = sum(min(request.pulled, request.cached) for request in finished)
-    work = [node.work_s for node in cluster.nodes]
-    return Outcome(
-        ttft_mean=sum(waits) / len(waits),
-        ttft_p99=waits[min(len(waits) - 1, int(len(waits) * 0.99))],
-        hit_ratio=cached / prompt,
-        local_hit_ratio=(cached - pulled) / prompt,
-        imbalance=max(work) / (sum(work) / len(work)),
-    )

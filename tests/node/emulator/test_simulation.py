@@ -7,8 +7,8 @@ import random
 import pytest
 from benches import traces
 from benches.oracle import oracle
+from benches.outcome import Outcome, engine_config, outcome
 from benches.simcluster import Grapevine, Placing, SimCluster, World
-from benches.simulate import Outcome, engine_config, outcome
 from benches.traces import BLOCK_TOKENS, Arrival
 
 from node.policy import make_policy
