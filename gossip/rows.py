@@ -7,8 +7,9 @@ Rules
    a small cluster, leaves out its own and those that it gave us; further ones are the same for all peers of the tick.
 4. A row dies with its member, and a row of somebody who is not a member is not kept.
 5. The bytes of a row are the owner's, passed on as they came: only ages are written anew at each hop.
-6. Freshness is blurred by some intervals: everybody renews and gossips in the same rhythm, so that who is a little late
-   once would be late always, and those rows are the oldest. It costs the median 0.15 s and saves the p99 twice that.
+6. What counts as fresh is not age alone. A row that renewed a very old one here is worth more, for it will be news
+   elsewhere too; one that was passed on in an earlier tick is worth less. By age alone whoever was late once would be
+   late always: at 1000 nodes the p99 age would be 3.5 s instead of 2.4 s, for the same bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ USUAL_ROW_BYTES = 48
 _WEIGHED = 16
 #: Bytes of a `Rows` part beside its rows.
 _PART_HEADER = 8
-#: Gossip intervals by which the order of freshness is blurred (rule 6).
-BLUR_TICKS = 8
+#: Rule 6, in seconds of age: what a row gains per second by which it is younger than the one before it, up to a limit,
+#: and what it loses each time that it is passed on.
+GAP_GAIN, MOST_GAP_S = 1.0, 3.0
+PASSED_ON_LOSS_S = 1.0
 
 
 @dataclass(slots=True)
@@ -57,7 +60,7 @@ class Held:
     first_at: float
     #: Whether we have probed the owner because this row is old.
     doubted: bool = False
-    #: Its place among the freshest when rows are passed on: `set_at`, blurred (rule 6).
+    #: Its place among the freshest when rows are passed on (rule 6): `set_at`, and what it gains and loses.
     rank: float = 0.0
 
     @property
@@ -100,6 +103,8 @@ class Parcel:
             if not len(packet):
                 break
             packets.append(packet.build())
+        for held in self._rows[: self._taken]:
+            held.rank -= PASSED_ON_LOSS_S
         return packets
 
     def _pack(self, packet: PacketBuilder, start: int, target: str | None) -> int:
@@ -154,7 +159,6 @@ class LoadRows:
     def receive(self, rows: Rows, sender: str, now: float) -> None:
         """Keep those rows that are newer than the ones held."""
         table, fresh = self._rows, []
-        random, spread = self._hub.rng.random, BLUR_TICKS * self._hub.config.gossip_interval_s
         # This loop runs some thousand times a second in a large cluster: rows are compared first, and moved in place.
         for row, age in zip(rows.rows, rows.ages, strict=True):
             name = row.name
@@ -164,14 +168,16 @@ class LoadRows:
             if held is not None and row.boot == held.row.boot:
                 del table[name]  # to enter it again at the end: a table in the order of arrival is soon sorted
                 table[name] = held
+                set_at = now - age * AGE_UNIT_S
+                gap = set_at - held.set_at
                 held.row = row
-                held.set_at = now - age * AGE_UNIT_S
-                held.rank = held.set_at + spread * random()
+                held.set_at = set_at
+                held.rank = set_at + GAP_GAIN * (gap if gap < MOST_GAP_S else MOST_GAP_S)
                 held.source = sender
                 held.doubted = False
             elif self._admits(row):
                 set_at = now - age * AGE_UNIT_S
-                table[name] = Held(row, set_at, sender, row.seq, set_at, rank=set_at + spread * random())
+                table[name] = Held(row, set_at, sender, row.seq, set_at, rank=set_at + GAP_GAIN * MOST_GAP_S)
             else:
                 continue
             fresh.append(name)
