@@ -75,7 +75,8 @@ class Simulator:
         #: Every datagram is decoded, but one that went to several nodes only once: packets are immutable.
         self._decode = lru_cache(maxsize=REMEMBERED)(decode_packet)
         self._boots = 0
-        self._incidents: set[tuple[str, int, int]] = set()
+        #: Every false death once: name, incarnation, refutations.
+        self.incidents: set[tuple[str, int, int]] = set()
         self._homes = 0
         self._subnet, self._port = subnet, port
         self._load: tuple[bytes, float] | None = None
@@ -425,8 +426,8 @@ class Simulator:
                 return
             self.report["false_deaths"] += 1
             incident = (view.name, view.incarnation, view.refutations)
-            if incident not in self._incidents:
-                self._incidents.add(incident)
+            if incident not in self.incidents:
+                self.incidents.add(incident)
                 self.report["false_incidents"] += 1
 
     def _is_well(self, name: str, observer: str) -> bool:

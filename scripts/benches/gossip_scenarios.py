@@ -147,16 +147,20 @@ def deaths_with_loss(sim: Simulator, seconds: float, loss: float) -> int:
     return sim.report["false_incidents"] - before
 
 
-def deaths_with_stalls(sim: Simulator, seconds: float, share: float) -> int:
-    """Let that share of the nodes stall again and again, for seconds each time; false deaths of whoever is well."""
-    before, until = sim.report["false_incidents"], sim.now + seconds
+def deaths_with_stalls(sim: Simulator, seconds: float, share: float) -> tuple[int, int]:
+    """Let that share of the nodes stall again and again, for seconds each time. False deaths of those that never stall,
+    and of those that do, at moments when they had been awake for a second.
+    """
+    before, until = set(sim.incidents), sim.now + seconds
     dice = random.Random(sim.rng.random())
     names = [n.name for n in sim.running()]
-    for name in sim.rng.sample(names, max(1, round(share * len(names)))):
+    sick = sim.rng.sample(names, max(1, round(share * len(names))))
+    for name in sick:
         _stall(sim, name, until, dice)
     sim.run(seconds)
     sim.run(10.0)
-    return sim.report["false_incidents"] - before
+    of_sick = sum(name in sick for name, _, _ in sim.incidents - before)
+    return len(sim.incidents - before) - of_sick, of_sick
 
 
 def _stall(sim: Simulator, name: str, until: float, dice: random.Random) -> None:
