@@ -114,7 +114,8 @@ class Crashes:
         self._sim.crash(name)
         for _, observers in self._waiting.values():
             observers.discard(name)
-        self._waiting[name] = (self._sim.now, {n.name for n in self._sim.running()})
+        # Who has just started itself and never met the victim has nothing to learn.
+        self._waiting[name] = (self._sim.now, {n.name for n in self._sim.running() if name in n.up})
         self._sim.at(self._sim.now + self.REST_S, self._restart, name)
 
     def _heard(self, node: SimNode, event: GossipEvent) -> None:
