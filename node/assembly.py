@@ -42,6 +42,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.dispatch import Dispatcher
 from node.relay.downs import Downs
 from node.relay.forward import PeerRunner
+from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
 from node.reporter import Reporter
 from node.runfiles import claim
@@ -114,6 +115,7 @@ class Node:
         self.room = WaitingRoom(settings.max_queue)
         self.admission = Admission(settings.max_running, self.room)
         self.downs = Downs()
+        self.handovers = Handovers()
         self.keys = NodeKeys(settings)
         self.signer = PeerSigner(self.keys.ring)
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
@@ -293,6 +295,7 @@ class Node:
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
+            handovers=self.handovers,
             notes=self.metrics,
             rng=self._rng,
             clock=self._clock,
