@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
@@ -29,6 +30,9 @@ from node.relay.forward import write_load
 from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
+
+#: Seconds beyond a request's deadline that its target keeps working.
+DEADLINE_SLACK_S = 0.5
 
 
 class PeerRoutes:
@@ -71,12 +75,19 @@ class PeerRoutes:
             return await self._run(call, plan, request)
 
     async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
-        outcome = await self._local.open(call, plan, predicted_ms=0.0)
+        # The entry ends it first; this is for an entry that cannot be reached any more.
+        left_s = plan.deadline_s + DEADLINE_SLACK_S if plan.deadline_s else None
+        began = self._clock()
+        try:
+            async with asyncio.timeout(left_s):
+                outcome = await self._local.open(call, plan, predicted_ms=0.0)
+        except TimeoutError:
+            return self._refuse(ApiError(504, "deadline_exceeded", "The time that the request was given is over."))
         if isinstance(outcome, Busy):
             return self._busy(outcome)
         if isinstance(outcome, Failed):
             return self._refuse(ApiError(503, "target_failed", outcome.why))
-        return await self._relay(outcome, request)
+        return await self._relay(outcome, request, None if left_s is None else left_s - (self._clock() - began))
 
     def _check(self, request: web.BaseRequest) -> Plan:
         ours = internal(header_list(request))
@@ -110,9 +121,10 @@ class PeerRoutes:
         options = RouteOptions(rid=plan.rid)
         return Call(request.method, target, headers, parsed, request_id(request), options, arrived)
 
-    async def _relay(self, opened: Opened, request: web.BaseRequest) -> web.StreamResponse:
+    async def _relay(self, opened: Opened, request: web.BaseRequest, left_s: float | None) -> web.StreamResponse:
         headers = for_downstream(opened.upstream.headers) + opened.headers
-        relay = Relay(request, opened.upstream, headers, idle_s=self._deadlines.idle_s, on_piece=opened.on_piece)
+        idle_s = self._deadlines.idle_s
+        relay = Relay(request, opened.upstream, headers, idle_s=idle_s, left_s=left_s, on_piece=opened.on_piece)
         self._metrics.served.labels(str(opened.upstream.status)).inc()
         whole = False
         try:

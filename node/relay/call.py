@@ -26,6 +26,15 @@ class Call:
     options: RouteOptions
     #: Monotonic seconds at which its head arrived.
     arrived: float
+    #: Whose it is, for fairness: a digest of the API key, or the client's address.
+    client: str = ""
+    #: Lower is earlier.
+    priority: int = 0
+
+    @property
+    def deadline(self) -> float | None:
+        """Monotonic seconds by which all of it must be over; None = the client set no time."""
+        return self.arrived + self.options.deadline_s if self.options.deadline_s else None
 
 
 def _nothing(piece: bytes) -> None:
