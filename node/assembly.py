@@ -23,7 +23,7 @@ from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
 from gossip.discovery import MdnsDiscovery
 from node import __version__, addresses, banner
-from node.admission import Admission, WaitingRoom
+from node.admission import Admission
 from node.digest import PrefixDigest
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
@@ -45,6 +45,7 @@ from node.relay.forward import PeerRunner
 from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
 from node.reporter import Reporter
+from node.room import WaitingRoom
 from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
 from node.surface import make_routes
@@ -112,7 +113,7 @@ class Node:
 
         self.metrics = Metrics(clock)
         self.meter = LoadMeter(slots=settings.max_running)
-        self.room = WaitingRoom(settings.max_queue)
+        self.room = WaitingRoom(settings.max_queue, clock)
         self.admission = Admission(settings.max_running, self.room)
         self.downs = Downs()
         self.handovers = Handovers()
@@ -256,7 +257,7 @@ class Node:
             on_raised=lambda incarnation: raise_to(self._boot_file, incarnation),
             clock=self._clock,
         )
-        registry.subscribe(self.room.stir)
+        registry.subscribe(self.room.stir_soon)
         return registry
 
     def _make_kv(self) -> KvSide:
@@ -291,7 +292,14 @@ class Node:
             cluster=self.registry,
             policy=make_policy(self.settings.policy),
             local=self.local,
-            peers=PeerRunner(self.client, self.deadlines, self.downs, address_of=self.registry.address),
+            peers=PeerRunner(
+                self.client,
+                self.deadlines,
+                self.downs,
+                address_of=self.registry.address,
+                load_of=self.registry.load,
+                moves_of=self.registry.moves,
+            ),
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,

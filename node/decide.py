@@ -15,6 +15,7 @@ import random
 from collections.abc import Sequence
 
 from node.eligible import eligible, live_models, no_model, refuse, sources, status
+from node.oversize import too_large
 from node.plan import MAX_HOPS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
@@ -46,6 +47,9 @@ def decide(
     model = request.model or _only_model(view)
     if model is None:
         return no_model(view)
+    refusal = too_large(view, request, model)
+    if refusal is not None:
+        return refusal
     tokens = request.tokens(view.bytes_per_token.get(model, TYPICAL_BYTES_PER_TOKEN))
     candidates = eligible(view, request, model, tokens, options.visited)
     if options.force_target is not None:

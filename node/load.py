@@ -48,6 +48,8 @@ class LoadVector:
     slots: int = 0
     #: Prompt tokens that still have to be computed for admitted requests (cached ones not counted).
     queued_tokens: int = 0
+    #: Signs of life of the engine (steps, tokens, starts), counted round at `MAX_TOKENS`: only a change says something.
+    moves: int = 0
     #: Share of the KV cache that running requests hold, 0..1.
     kv_use: float = 0.0
     #: Prompt tokens computed per second of prefill; tokens per second of one decoding stream.
@@ -90,8 +92,8 @@ class LoadVector:
 
 
 #: Wire key -> attribute; one and two letters keep the vector small.
-_COUNTS = {"ru": "running", "wa": "waiting", "sl": "slots", "qt": "queued_tokens"}
-_COUNT_LIMIT = {"ru": MAX_COUNT, "wa": MAX_COUNT, "sl": MAX_COUNT, "qt": MAX_TOKENS}
+_COUNTS = {"ru": "running", "wa": "waiting", "sl": "slots", "qt": "queued_tokens", "mv": "moves"}
+_COUNT_LIMIT = {"ru": MAX_COUNT, "wa": MAX_COUNT, "sl": MAX_COUNT, "qt": MAX_TOKENS, "mv": MAX_TOKENS}
 _REALS = {
     "kv": ("kv_use", 1.0),
     "pf": ("prefill_tps", MAX_RATE),
@@ -132,6 +134,7 @@ def decode(data: bytes) -> LoadVector:
         waiting=counts["waiting"],
         slots=counts["slots"],
         queued_tokens=counts["queued_tokens"],
+        moves=counts["moves"],
         kv_use=reals["kv_use"],
         prefill_tps=reals["prefill_tps"],
         decode_tps=reals["decode_tps"],

@@ -18,7 +18,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from node.load import LoadVector
+from node.load import MAX_TOKENS, LoadVector
 from node.window import Rate, Window
 
 #: Requests that quantiles are taken over (the seed's latency policy: last 100).
@@ -99,6 +99,8 @@ class LoadMeter:
         #: Requests that the engine computes at once (vLLM: max_num_seqs); 0 = unknown.
         self.slots = slots
         self.counts = MeterCounts()
+        #: Signs of life of the engine: see `LoadVector.moves`.
+        self.moves = 0
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._windows = _Windows()
         self._prefill = Rate(KEEP)
@@ -177,6 +179,7 @@ class LoadMeter:
         request = self._end(rid)
         if request is None:
             return
+        self._moved()
         self.counts.finished += 1
         tokens = request.tokens if output_tokens is None else max(0, output_tokens)
         self.counts.output_tokens += tokens
@@ -196,6 +199,7 @@ class LoadMeter:
         """What the engine itself reports. Nonsense is brought into range: the engine is ours, or an unknown one."""
         use = 0.0 if math.isnan(kv_use) else min(1.0, max(0.0, kv_use))
         self._report = _Report(max(0, running), max(0, waiting), use, now)
+        self._moved()
 
     def engine_lost(self, now: float) -> None:
         """The engine is gone, with all its requests; what was learnt about its speed stays."""
@@ -254,6 +258,7 @@ class LoadMeter:
             waiting=waiting,
             slots=self.slots,
             queued_tokens=self.queued_tokens(now),
+            moves=self.moves,
             kv_use=self._report.kv_use if self._report is not None else 0.0,
             prefill_tps=self._prefill.per_second,
             decode_tps=self._decode.per_second,
@@ -295,7 +300,12 @@ class LoadMeter:
             running = min(ours, self.slots) if self.slots else ours
         return running, ours - running
 
+    def _moved(self) -> None:
+        self.moves = (self.moves + 1) % MAX_TOKENS
+
     def _touch(self, rid: str, now: float) -> _Request | None:
+        """The engine did something for a request."""
+        self._moved()
         request = self._requests.get(rid)
         if request is None:
             self.counts.unknown += 1

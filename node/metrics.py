@@ -85,6 +85,12 @@ class Metrics:
         self.served = Counter("grapevine_peer_requests", "Requests of peers, by answer.", ("status",), registry=r)
         self.retries = Counter("grapevine_retries", "Attempts that ended without an answer.", ("why",), registry=r)
         self.wait = Histogram("grapevine_wait_seconds", "Time in the waiting room.", buckets=_SECONDS, registry=r)
+        self.denials = Counter(
+            "grapevine_denials",
+            "Requests refused for want of a place (line: at once; waited, displaced: after standing in it) or of time.",
+            ("why",),
+            registry=r,
+        )
         self.broken = Counter(
             "grapevine_broken_answers", "Answers that broke off after their first byte.", ("why",), registry=r
         )
@@ -143,6 +149,10 @@ class Metrics:
     def waited(self, seconds: float) -> None:
         """Note a stay in the waiting room."""
         self.wait.observe(seconds)
+
+    def denied(self, why: str) -> None:
+        """Note a refusal for want of a place or of time."""
+        self.denials.labels(why).inc()
 
     def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
         """Note an answer or a refusal."""

@@ -24,6 +24,8 @@ class PeerInfo:
     models: Mapping[str, ModelInfo] = field(default_factory=dict)
     digest_size: int = 0
     avoided: bool = False
+    #: How it stands with calls to it (`node.circuits`); None where nothing has failed.
+    circuit: Mapping[str, object] | None = None
 
 
 def peer_info(
@@ -33,6 +35,7 @@ def peer_info(
     own: LoadVector | None,
     digest_size: int,
     avoided: bool,
+    circuit: Mapping[str, object] | None,
     now: float,
 ) -> PeerInfo:
     """Put together what is known; ``own`` is the live vector when the node is ourselves."""
@@ -47,4 +50,5 @@ def peer_info(
         models=node.models,
         digest_size=digest_size,
         avoided=avoided,
+        circuit=circuit,
     )

@@ -1,13 +1,6 @@
-"""The client side of calls between nodes, and which peers to leave alone for now.
-
-A peer that refuses a connection is avoided at once, long before gossip calls it dead: `Circuits` keeps, for each
-peer, until when. The time doubles with each failure in a row and ends with the first success; a peer that came
-back under a new incarnation starts clean.
-"""
+"""The client side of calls between nodes."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import aiohttp
 
@@ -33,50 +26,9 @@ REFUSED_HEADER = "x-grapevine-refused"
 #: Base64 of the peer's load vector, fresh; on refusals and on answers.
 LOAD_HEADER = "x-grapevine-load"
 
-#: First and longest time, in seconds, that a failing peer is left alone.
-AVOID_FIRST_S = 1.0
-AVOID_MAX_S = 15.0
-#: Peers remembered as failing; far above any cluster, only so that the table has a bound.
-MAX_CIRCUITS = 4096
 #: Connections to one peer and to all; the node's admission bounds requests, these bound sockets.
 MAX_CONNECTIONS_PER_PEER = 1024
 MAX_CONNECTIONS = 8192
-
-
-@dataclass(slots=True)
-class _Circuit:
-    incarnation: int
-    failures: int
-    until: float
-
-
-class Circuits:
-    """Which peers to avoid, as this node alone knows it."""
-
-    def __init__(self) -> None:
-        self._circuits: dict[str, _Circuit] = {}
-
-    def __len__(self) -> int:
-        return len(self._circuits)
-
-    def failed(self, name: str, incarnation: int, now: float) -> None:
-        """Note that a call to ``name`` failed before its first byte."""
-        circuit = self._circuits.get(name)
-        if circuit is None or circuit.incarnation != incarnation:
-            if len(self._circuits) >= MAX_CIRCUITS:
-                del self._circuits[next(iter(self._circuits))]
-            circuit = self._circuits[name] = _Circuit(incarnation, 0, 0.0)
-        circuit.failures += 1
-        circuit.until = now + min(AVOID_FIRST_S * 2.0 ** (circuit.failures - 1), AVOID_MAX_S)
-
-    def worked(self, name: str) -> None:
-        """Note that ``name`` answered."""
-        self._circuits.pop(name, None)
-
-    def avoided(self, name: str, incarnation: int, now: float) -> bool:
-        """Say whether ``name`` is to be left alone at ``now``."""
-        circuit = self._circuits.get(name)
-        return circuit is not None and circuit.incarnation == incarnation and now < circuit.until
 
 
 class PeerClient:

@@ -28,19 +28,21 @@ from gossip import (
 from gossip import MemberState as GossipState
 from node import load as load_vector
 from node import models as model_records
+from node.circuits import Circuits
 from node.errors import RemoteError
 from node.load import LoadVector
 from node.meta import NodeMeta, decode_meta
 from node.metrics import Metrics
 from node.models import ModelInfo
 from node.peer_info import PeerInfo, peer_info
-from node.peers import Circuits
 from node.plan import Plan
 from node.prompt import ParsedRequest
 from node.relay.downs import Downs
 from node.roster import Roster
 from node.view import ClusterView, NodeState
 
+#: A row is renewed several times a second: older than this, in seconds, it says nothing about what happens there now.
+FRESH_S = 3.0
 #: Slow-state keys of prefix chunks: this byte, then the hash, big-endian.
 CHUNK_PREFIX = b"p"
 _CHUNK_KEY = 9
@@ -143,13 +145,20 @@ class Registry:
         """Count a request as sent until the returned function is called; our own vector counts itself."""
         if plan.target == self.name:
             return lambda whole: None
+        trial = self.circuits.sent(plan.target, self._clock())
         key = f"{plan.rid}#{next(self._sends)}"
         uncached = max(0, plan.prompt_tokens - plan.matched_tokens)
         self.roster.sends.sent(key, plan.target, uncached, self._clock())
-        return lambda whole: self.roster.sends.ended(key)
+
+        def ended(whole: bool) -> None:
+            self.roster.sends.ended(key)
+            self.circuits.ended(plan.target, trial)
+
+        return ended
 
     def busy(self, target: str, load: LoadVector | None) -> None:
         """Learn that a target is full, and how full."""
+        self.circuits.worked(target, self._clock())
         if load is not None and target != self.name:
             self.roster.fresh(target, load, self._clock())
 
@@ -157,11 +166,11 @@ class Registry:
         """Learn that a target could not begin."""
         if target != self.name:
             _log.info("%s could not take a request: %s", target, why)
-            self.circuits.failed(target, self._incarnation(target), self._clock())
+            self.circuits.failed(target, self._incarnation(target), self._clock(), why)
 
     def worked(self, target: str) -> None:
         """Learn that a target answered."""
-        self.circuits.worked(target)
+        self.circuits.worked(target, self._clock())
 
     def row_age_s(self, target: str) -> float:
         """Return the seconds since a node's newest load row was true; infinite for a stranger."""
@@ -178,6 +187,18 @@ class Registry:
         """Return a node's HTTP address, host:port."""
         meta = self._meta.get(name)
         return meta.http if meta is not None else None
+
+    def load(self, name: str) -> LoadVector:
+        """Return the last load vector of a node, an empty one when there is none."""
+        node = self.roster.get(name)
+        return node.load if node is not None else LoadVector()
+
+    def moves(self, name: str) -> int | None:
+        """Return the count of the signs of life of a node's engine, None when nothing new is heard of it."""
+        node = self.roster.get(name)
+        if node is None or node.state is not NodeState.ALIVE or node.age_s(self._clock()) > FRESH_S:
+            return None
+        return node.load.moves
 
     def kv_address(self, name: str) -> str | None:
         """Return where a live node serves its KV blocks, host:port."""
@@ -229,6 +250,7 @@ class Registry:
             own=self._own_load() if name == self.name else None,
             digest_size=self.roster.prefixes.count(name),
             avoided=self.circuits.avoided(name, node.incarnation, now),
+            circuit=self.circuits.describe(name, node.incarnation, now),
             now=now,
         )
 

@@ -55,6 +55,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             registry=registry,
             sections={
                 "gossip": lambda: gossip_state(node.gossip),
+                "queue": node.room.snapshot,
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
             },

@@ -10,7 +10,7 @@ from aiohttp import web
 from node.http.auth import check_client
 from node.http.errors import ApiError, ApiFailure, json_response, model_not_found
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
-from node.http.options import read_options
+from node.http.options import TIMEOUT, client_of, read_options, read_priority, with_priority
 from node.plan import Refusal
 from node.registry import Registry
 from node.relay.call import Call
@@ -72,18 +72,31 @@ class OpenAi:
             raise ApiFailure(ApiError(501, "no_upgrade", "Protocol upgrades (WebSocket) are not relayed."))
         headers = header_list(request)
         rid = request_id(request)
-        options = read_options(internal(headers), self._registry.known, rid=rid)
+        timeout = request.headers.get(TIMEOUT)
+        options = read_options(internal(headers), self._registry.known, rid=rid, timeout=timeout)
         body = await read_body(request, self._settings.max_body_mib, held)
         # Parsing a large body takes milliseconds: off the loop, so that streams do not stutter.
         if len(body) > _LARGE_BODY:
             parsed = await asyncio.to_thread(parse, request, path, body)
         else:
             parsed = parse(request, path, body)
-        sent = for_upstream(headers)
-        if self._settings.api_key:  # that key was for us
+        priority = read_priority(request.headers, parsed.priority)
+        sent = with_priority(for_upstream(headers), priority)
+        keys = bool(self._settings.api_key)
+        if keys:  # that key was for us
             sent = replaced(sent, "Authorization", None)
-        carries = parsed.carriage is not None
-        return Call(request.method, request.raw_path, sent, parsed, rid, options, arrived, carries=carries)
+        return Call(
+            request.method,
+            request.raw_path,
+            sent,
+            parsed,
+            rid,
+            options,
+            arrived,
+            client=client_of(request.headers.get("Authorization"), request.remote, keys=keys),
+            priority=priority or 0,
+            carries=parsed.carriage is not None,
+        )
 
     def _models(self, request: web.BaseRequest, path: str) -> web.Response:
         union = self._registry.models_union()

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,6 +35,9 @@ from node.relay.handover import Handovers, PeerStream
 from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
+
+#: Seconds beyond a request's deadline that its target keeps working.
+DEADLINE_SLACK_S = 0.5
 
 
 class PeerRoutes:
@@ -78,12 +82,20 @@ class PeerRoutes:
             return await self._run(call, plan, request)
 
     async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
-        outcome = await self._local.open(call, plan, predicted_ms=0.0)
+        # The entry ends it first; this is for an entry that cannot be reached any more.
+        left_s = plan.deadline_s + DEADLINE_SLACK_S if plan.deadline_s else None
+        began = self._clock()
+        try:
+            async with asyncio.timeout(left_s):
+                outcome = await self._local.open(call, plan, predicted_ms=0.0)
+        except TimeoutError:
+            return self._refuse(ApiError(504, "deadline_exceeded", "The time that the request was given is over."))
         if isinstance(outcome, Busy):
             return self._busy(outcome)
         if isinstance(outcome, Failed):
             return self._refuse(ApiError(503, "target_failed", outcome.why))
-        return await self._relay(call, outcome, request)
+        left = None if left_s is None else left_s - (self._clock() - began)
+        return await self._relay(call, outcome, request, left)
 
     def _check(self, request: web.BaseRequest) -> Plan:
         ours = internal(header_list(request))
@@ -137,13 +149,16 @@ class PeerRoutes:
             return parsed
         return replace(parsed, chunks=chunks, prompt_bytes=size, continues=True)
 
-    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> web.StreamResponse:
+    async def _relay(
+        self, call: Call, opened: Opened, request: web.BaseRequest, left_s: float | None
+    ) -> web.StreamResponse:
         headers = for_downstream(opened.upstream.headers) + opened.headers
         relay = Relay(
             request,
             opened.upstream,
             headers,
             idle_s=self._deadlines.idle_s,
+            left_s=left_s,
             on_piece=opened.on_piece,
             marked=call.carries,
         )

@@ -80,6 +80,7 @@ class StateRoutes:
             "digest_size": peer.digest_size,
             "suspected_by": list(view.suspected_by),
             "avoided": peer.avoided,
+            "circuit": peer.circuit,
             "engine": {"ready": load is not None and load.ready, "slots": load.slots if load else 0},
         }
 

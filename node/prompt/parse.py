@@ -33,6 +33,9 @@ _PAIR_FIELDS = ("text_1", "queries", "query", "text_2", "documents")
 
 _RESPONSES = "/responses/"
 
+#: No tokenizer is known whose longest token (runs of blanks, mostly) has more bytes than half of this.
+MOST_TOKEN_BYTES = 512
+
 
 def parse_request(path: str, body: bytes, content_type: str = "application/json") -> ParsedRequest:
     """Read the request for `path` (without its query). Raises `BadRequest` with a message for the client."""
@@ -109,6 +112,8 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         is_json=True,
         prompts=count,
         answers=_answers(fields),
+        priority=_priority(fields),
+        least_tokens=_least_tokens(fields) if cached else 0,
         refers_to=previous if isinstance(previous, str) else refers_to,
         carriage=carried,
     )
@@ -219,6 +224,37 @@ def _answers(fields: Fields) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 16:
             return value
     return 1
+
+
+def _priority(fields: Fields) -> int | None:
+    value = fields.get("priority")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _least_tokens(fields: Fields) -> int:
+    """Tokens of the longest prompt, as far as they are certain: ids count, text is at least so long.
+
+    Only what surely goes into the prompt: no tools (a template may leave them out), no pictures, and nothing where the
+    engine is asked to cut the prompt.
+    """
+    if fields.get("truncate_prompt_tokens") is not None:
+        return 0
+    for name in ("prompt", "input"):
+        value = fields.get(name)
+        if isinstance(value, str) or (isinstance(value, list) and value):
+            many = isinstance(value, list) and isinstance(value[0], str | list)
+            return max(map(_least_of, value if many else [value]))
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        return 0
+    texts = (message.get("content") for message in messages if isinstance(message, dict))
+    return sum(len(text) for text in texts if isinstance(text, str)) // MOST_TOKEN_BYTES
+
+
+def _least_of(prompt: object) -> int:
+    if isinstance(prompt, str):
+        return len(prompt) // MOST_TOKEN_BYTES  # a character has at least one byte
+    return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], int) else 0
 
 
 def _stored_response(path: str) -> str | None:

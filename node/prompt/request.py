@@ -39,6 +39,10 @@ class ParsedRequest:
     #: Prompts in the body, and answers wanted per prompt.
     prompts: int = 1
     answers: int = 1
+    #: The body's own `priority`, where it is a whole number (vLLM's meaning: lower is earlier).
+    priority: int | None = None
+    #: Tokens that the longest prompt has for certain, whatever the tokenizer; 0 = nothing is certain.
+    least_tokens: int = 0
     #: A stored response that this request needs (its node is the only one that has it).
     refers_to: str | None = None
     #: How its streamed answer can be carried to another engine; None where that is not our business.

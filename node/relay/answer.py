@@ -22,7 +22,7 @@ from collections.abc import Callable
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from multidict import CIMultiDict
 
-from node.relay.carry.marks import ALIVE, ALIVE_EVERY_S, code_of, error_event
+from node.relay.carry.marks import ALIVE, ALIVE_EVERY_S, LATE, code_of, error_event
 from node.relay.headers import HeaderList
 from node.relay.upstream import UpstreamAnswer, UpstreamError, UpstreamSilentError
 
@@ -66,13 +66,14 @@ def is_event_stream(headers: HeaderList) -> bool:
 
 
 class Watchdog:
-    """One timer for a whole relay: fires when neither side moved for ``idle_s`` seconds."""
+    """One timer for a whole relay: fires when neither side moved for ``idle_s`` seconds, and at ``end`` (loop time)."""
 
-    __slots__ = ("_idle_s", "_loop", "_moved", "_timer")
+    __slots__ = ("_end", "_idle_s", "_loop", "_moved", "_timer")
 
-    def __init__(self, timer: asyncio.Timeout, idle_s: float) -> None:
+    def __init__(self, timer: asyncio.Timeout, idle_s: float, end: float = float("inf")) -> None:
         self._timer = timer
         self._idle_s = idle_s
+        self._end = end
         self._loop = asyncio.get_running_loop()
         self._moved = float("-inf")
 
@@ -81,14 +82,14 @@ class Watchdog:
         now = self._loop.time()
         if now - self._moved >= _WATCH_STEP_S:
             self._moved = now
-            self._timer.reschedule(now + self._idle_s + _WATCH_STEP_S)
+            self._timer.reschedule(min(now + self._idle_s + _WATCH_STEP_S, self._end))
 
     def hurry(self, grace_s: float) -> None:
         """Fire after ``grace_s`` seconds unless something moves before. Too late is no error: it has fired."""
         if self._timer.expired():
             return
         self._moved = float("-inf")
-        self._timer.reschedule(self._loop.time() + grace_s)
+        self._timer.reschedule(min(self._loop.time() + grace_s, self._end))
 
 
 class Relay:
@@ -103,6 +104,7 @@ class Relay:
         idle_s: float,
         on_piece: Callable[[bytes], None],
         marked: bool = False,
+        left_s: float | None = None,
     ) -> None:
         self._request = request
         self._upstream = upstream
@@ -116,7 +118,11 @@ class Relay:
         self._mark = b""
         self._response: RawResponse | None = None
         self._saying: asyncio.Task[None] | None = None
+        #: Loop time at which the client's deadline passes.
+        self._end = float("inf") if left_s is None else asyncio.get_running_loop().time() + left_s
         self.error: str | None = None
+        #: It was the client's deadline that ended the answer, not a fault of the upstream.
+        self.late = False
 
     async def run(self, first: bytes) -> web.StreamResponse:
         """Relay everything; ``first`` is the piece already read (b"" when the body is empty).
@@ -177,7 +183,7 @@ class Relay:
     async def _copy(self, response: RawResponse, piece: bytes) -> None:
         try:
             async with asyncio.timeout(self._idle_s) as timer:
-                watchdog = self._watchdog = Watchdog(timer, self._idle_s)
+                watchdog = self._watchdog = Watchdog(timer, self._idle_s, self._end)
                 while piece:
                     watchdog.moved()
                     self._on_piece(piece)
@@ -193,6 +199,9 @@ class Relay:
         except TimeoutError as error:
             if self._writing:
                 raise ConnectionResetError("the client took nothing for too long") from error
+            if asyncio.get_running_loop().time() >= self._end:
+                self.late = True
+                raise UpstreamSilentError("the time that the request was given is over") from error
             raise UpstreamSilentError("nothing came for too long") from error
         finally:
             self._watchdog = None
@@ -205,7 +214,8 @@ class Relay:
     async def _end_broken(self, response: RawResponse, error: UpstreamError) -> None:
         if is_event_stream(self._headers) and response.content_length is None:
             boundary = b"" if self._between_events else b"\n\n"
-            event = error_event(f"The stream broke off: {error}", code_of(error))
+            code = LATE if self.late else code_of(error)
+            event = error_event(f"The stream broke off: {error}", code)
             try:
                 async with asyncio.timeout(self._idle_s):
                     await response.write(boundary + event)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from node.admission import Ticket
+from node.forecast import MAX_WAIT_S
+from node.outlook import Outlook
 from node.plan import Plan, Refusal, RouteOptions
 from node.relay.call import Call
 from node.relay.ports import Notes
+from node.room import Denial, Entrance, Ticket
 from node.view import ClusterView
 
 #: Refusals by full targets before the request waits.
@@ -16,6 +18,8 @@ MAX_BOUNCES = 2
 #: Targets that may fail with the request in hand before it is given up: a request that crashes an engine must not be
 #: carried through the whole cluster. Those that could not be reached do not count.
 MAX_BROKEN = 3
+#: Time left that is told to a target, seconds, when there is none: 0 would mean that there is no limit.
+LEAST_S = 0.001
 #: Longest message of a refusal, characters.
 _MAX_MESSAGE = 2000
 
@@ -23,13 +27,15 @@ _MAX_MESSAGE = 2000
 class Attempts:
     """What one request has tried so far."""
 
-    def __init__(self, call: Call, deadline: float) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
         #: Makes the call that is sent to a plan's target; None: it is `call` itself, whoever the target is.
         self.fit: Callable[[Plan, ClusterView], Call] | None = None
-        self.deadline = deadline
+        #: Monotonic seconds until which a place is waited for, where that is less than usual.
+        self.until = float("inf")
         self.ticket: Ticket | None = None
-        self.joined_at = 0.0
+        #: Seconds spent in line.
+        self.waited_s = 0.0
         self.stood = False
         self.must_wait = False
         self.was_busy = False
@@ -37,16 +43,29 @@ class Attempts:
         self._busy: list[str] = []
         self._broken = 0
         self._failures: dict[str, str] = {}
-        self._refusal: Refusal | None = None
+
+    @property
+    def probing(self) -> bool:
+        """Whether to try even those that seem to be full."""
+        return self.ticket is not None and self.ticket.probing
 
     @property
     def bounced(self) -> bool:
         """Whether a target said that it is full since it was last our turn."""
         return bool(self._busy)
 
-    def options(self) -> RouteOptions:
-        """The routing options with what was tried."""
-        return replace(self.call.options, visited=(*self._failures, *self._busy))
+    def options(self, now: float, *, full: Sequence[str] = ()) -> RouteOptions:
+        """The routing options with what was tried, what seems to be ``full``, and the time that is left."""
+        visited = dict.fromkeys((*self._failures, *full, *self._busy))
+        left = self.time_left(now)
+        return replace(
+            self.call.options, visited=tuple(visited), deadline_s=0.0 if left is None else max(left, LEAST_S)
+        )
+
+    def time_left(self, now: float) -> float | None:
+        """Seconds until the client's deadline; None without one."""
+        deadline = self.call.deadline
+        return None if deadline is None else deadline - now
 
     def fitted(self, plan: Plan, view: ClusterView) -> Call:
         """The call for the target of a plan."""
@@ -69,10 +88,24 @@ class Attempts:
         """Whether so many targets failed with this request that it may be the cause."""
         return self._broken >= MAX_BROKEN
 
-    def wait(self, refusal: Refusal) -> None:
-        """Every node was full: stand in line."""
-        self._refusal = refusal
-        self.must_wait = True
+    def entrance(self, line: str, outlook: Outlook, now: float) -> Entrance:
+        """Who wants to stand in line."""
+        left = self.time_left(now)
+        return Entrance(
+            line,
+            self.call.client,
+            self.call.priority,
+            first=self.stood,
+            usual_s=outlook.usual_s,
+            guess_per_s=outlook.places_per_s,
+            patience_s=None if left is None else left - outlook.usual_s,
+        )
+
+    def wait_left(self, now: float) -> float:
+        """Seconds that it may still stand in line."""
+        joined = now if self.ticket is None else self.ticket.joined_at
+        left = self.time_left(now)
+        return min(joined + MAX_WAIT_S - now if left is None else left, self.until - now)
 
     def again(self) -> None:
         """It is our turn again: those that were full may have a place now."""
@@ -80,13 +113,14 @@ class Attempts:
         self._bounces = 0
         self.must_wait = False
 
-    def leave(self, notes: Notes, now: float) -> None:
-        """Leave the line, if we stand in one."""
+    def leave(self, notes: Notes, now: float, *, served: bool = False) -> None:
+        """Leave the line, if we stand in one. ``served``: a target has taken the request."""
         if self.ticket is not None:
             ticket, self.ticket = self.ticket, None
             self.stood = True
-            ticket.leave()
-            notes.waited(now - self.joined_at)
+            ticket.leave(served=served)
+            self.waited_s += now - ticket.joined_at
+            notes.waited(now - ticket.joined_at)
 
     def explain(self, refusal: Refusal) -> Refusal:
         """Add to a refusal what failed on the way to it."""
@@ -102,11 +136,16 @@ class Attempts:
         told = "; ".join(f"{target}: {why}" for target, why in self._failures.items())
         return Refusal(503, "no_node_answered", _failed(told), type="server_error")
 
-    def too_busy(self, why: str) -> Refusal:
-        """The refusal of a request that waited long enough."""
-        after = self._refusal.retry_after_s if self._refusal is not None else None
-        message = f"All nodes that serve this model are full. {why} Try again later."
-        return Refusal(429, "cluster_busy", message, type="rate_limit_error", retry_after_s=after or 1)
+    def too_late(self) -> Refusal:
+        """The refusal of a request whose time is over."""
+        message = f"The request was not answered within the {self.call.options.deadline_s:g} s that it was given."
+        return Refusal(504, "deadline_exceeded", message, type="timeout_error", param="x-request-timeout")
+
+
+def too_busy(denial: Denial) -> Refusal:
+    """The refusal of a request that cannot wait (any longer)."""
+    message = f"All nodes that serve this model are full. {denial.why} Try again after {denial.after_s} s."
+    return Refusal(429, "cluster_busy", message, type="rate_limit_error", retry_after_s=denial.after_s)
 
 
 def _failed(told: str) -> str:

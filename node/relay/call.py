@@ -28,6 +28,15 @@ class Call:
     arrived: float
     #: Whoever gets the answer can carry it to another engine: it takes token ids out and understands our comments.
     carries: bool = False
+    #: Whose it is, for fairness: a digest of the API key, or the client's address.
+    client: str = ""
+    #: Lower is earlier.
+    priority: int = 0
+
+    @property
+    def deadline(self) -> float | None:
+        """Monotonic seconds by which all of it must be over; None = the client set no time."""
+        return self.arrived + self.options.deadline_s if self.options.deadline_s else None
 
 
 def _nothing(piece: bytes) -> None:

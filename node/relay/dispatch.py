@@ -2,13 +2,14 @@
 
 Rules:
 1. Every attempt rests on a decision made just before it, on the view as it is then.
-2. A target that is full costs one of two bounces; after them the request waits in the bounded room and decides
-   anew whenever something changed (late binding), until its deadline. It leaves the line as soon as a target has
-   taken it, long before its first byte: whoever stands behind it must not wait for its whole answer.
+2. A target that is full costs one of two bounces, one that seems to be full none; then the request waits in the
+   bounded room (`node.room`) and decides anew when its turn comes (late binding). It leaves the line as soon as a
+   target has taken it, long before its first byte: whoever stands behind it must not wait for its whole answer.
 3. A target that fails before its first byte is left out for this request, and for all requests for a while
    (`node.peers.Circuits`). After the first byte a streamed answer may be carried on (`node.relay.carry`), with the
    same record of what was tried; any other is not tried again.
 4. An attempt that was opened is ended exactly once, however the client or the target behaves.
+5. The client's deadline ends waiting, attempts and answer alike, and travels with the plan.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from contextlib import ExitStack, nullcontext
 
 from aiohttp import web
 
-from node.admission import WaitingRoom
 from node.decide import decide
+from node.outlook import full_peers, outlook, seems_full
 from node.plan import Plan, Refusal, RouteOptions
 from node.policy import Policy
 from node.prompt import ParsedRequest
 from node.relay.answer import Relay, is_event_stream
-from node.relay.attempts import Attempts
+from node.relay.attempts import Attempts, too_busy
 from node.relay.call import Busy, Call, Failed, Opened
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.lost import Lost
@@ -40,18 +41,16 @@ from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
 from node.relay.ports import Cluster, Notes, Runner
 from node.relay.refused import Refused
 from node.relay.upstream import UpstreamSilentError
+from node.room import RETRY_S, Denial, WaitingRoom
 from node.view import ClusterView
 
-#: Seconds a request waits for a place before it is refused.
-MAX_WAIT_S = 60.0
-#: The first of a line decides anew at least this often, in seconds, even when nothing woke it.
-RETRY_S = 0.5
 #: A stream from a peer that gossip declared dead has this many seconds to show that it lives.
 DEATH_GRACE_S = 2.0
 
 TARGET_HEADER = "x-grapevine-target"
 REASON_HEADER = "x-grapevine-reason"
 HOPS_HEADER = "x-grapevine-hops"
+QUEUED_HEADER = "x-grapevine-queued-ms"
 
 
 class Dispatcher:
@@ -91,9 +90,9 @@ class Dispatcher:
 
         :raises Refused: nobody runs it.
         """
-        attempt = Attempts(call, self._clock() + MAX_WAIT_S)
+        attempt = Attempts(call)
         try:
-            opened, finish = await self._open(attempt)
+            opened, finish = await self._open_in_time(attempt)
         except Refused as refused:
             self._notes.answered(call, None, refused.refusal.status, first_byte_s=None)
             raise
@@ -129,37 +128,65 @@ class Dispatcher:
             commit=not explain,
         )
 
+    async def _open_in_time(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
+        """Wait for a place and a first byte, no longer than the client allows."""
+        try:
+            async with asyncio.timeout(attempt.time_left(self._clock())):
+                return await self._open(attempt)
+        except TimeoutError:
+            self._notes.denied("deadline")
+            raise Refused(attempt.too_late()) from None
+
     async def _open(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         call = attempt.call
         while True:
             await self._wait_turn(attempt)
             started = self._clock()
             view = self._cluster.view(call.parsed)
-            plan = self._decide(view, call.parsed, attempt.options())
+            plan = self._decide(view, call.parsed, attempt.options(started))
+            if isinstance(plan, Plan) and not attempt.probing and _is_full(view, plan):
+                full = full_peers(view, call.parsed.model)
+                plan = self._decide(view, call.parsed, attempt.options(started, full=full))
+                attempt.was_busy = True
+                if isinstance(plan, Refusal):
+                    attempt.must_wait = True
             self._notes.decided(call, plan, self._clock() - started)
             if isinstance(plan, Refusal):
-                if not attempt.bounced:
+                if not attempt.bounced and not attempt.must_wait:
                     raise Refused(attempt.explain(plan))
-                attempt.wait(attempt.explain(plan))
+                attempt.must_wait = True
                 continue
-            finish = self._cluster.sent(plan)
+            finish = self._counted(plan)
             try:
                 outcome = await self._runner(plan).open(
                     attempt.fitted(plan, view),
                     plan,
                     predicted_ms=_begins_after_ms(plan),
-                    admitted=lambda: attempt.leave(self._notes, self._clock()),
+                    admitted=lambda: attempt.leave(self._notes, self._clock(), served=True),
                 )
             except BaseException:
                 finish(False)
                 raise
             if isinstance(outcome, Opened):
                 self._cluster.worked(plan.target)
+                attempt.leave(self._notes, self._clock(), served=True)
+                if attempt.waited_s > 0:
+                    outcome.headers = [*outcome.headers, (QUEUED_HEADER, str(round(attempt.waited_s * 1000)))]
                 return outcome, finish
             finish(False)
             self._learn(attempt, outcome)
             if attempt.exhausted:
                 raise Refused(attempt.broken())
+
+    def _counted(self, plan: Plan) -> Callable[[bool], None]:
+        """Count a request as sent; when it has ended, there is a place for somebody who waits here."""
+        ended = self._cluster.sent(plan)
+
+        def finish(whole: bool) -> None:
+            ended(whole)
+            self._room.stir()
+
+        return finish
 
     def _runner(self, plan: Plan) -> Runner:
         return self._local if plan.target == self._name else self._peers
@@ -176,29 +203,46 @@ class Dispatcher:
         attempt.fail(outcome.target, outcome.why, reached=outcome.reached)
 
     async def _wait_turn(self, attempt: Attempts) -> None:
-        """Stand in line when somebody of our model waits already, or when every node has refused."""
-        line = _line(attempt.call)
+        """Stand in line when somebody of our kind waits already, or when every node is full; return at our turn."""
         if attempt.ticket is None:
-            if not attempt.must_wait and not self._room.waiting(line):
+            if not attempt.must_wait and not self._room.waiting(_line(attempt.call)):
                 return
-            attempt.ticket = self._room.join(line, first=attempt.stood)
-            attempt.joined_at = self._clock()
-            if attempt.ticket is None:
-                raise Refused(attempt.too_busy("The queue of this node is full."))
+            self._join(attempt)
+        else:
+            attempt.ticket.give_way()
+        ticket = attempt.ticket
+        assert ticket is not None
         while True:
-            left = attempt.deadline - self._clock()
+            left = attempt.wait_left(self._clock())
             if left <= 0:
-                raise Refused(attempt.too_busy("No node had a place for it in time."))
-            if await attempt.ticket.turn(min(left, RETRY_S)) or attempt.ticket.first:
+                raise self._denied(self._room.deny(ticket, "No node had a place for it in time."), "waited")
+            woken = await ticket.turn(min(left, RETRY_S))
+            if ticket.denial is not None:
+                raise self._denied(ticket.denial, "displaced")
+            if woken:
                 attempt.again()
                 return
+            self._room.retry(ticket.line)
+
+    def _join(self, attempt: Attempts) -> None:
+        call = attempt.call
+        expected = outlook(self._cluster.view(call.parsed), call.parsed.model)
+        joined = self._room.join(attempt.entrance(_line(call), expected, self._clock()))
+        if isinstance(joined, Denial):
+            raise self._denied(joined, "line")
+        attempt.ticket = joined
+
+    def _denied(self, denial: Denial, why: str) -> Refused:
+        self._notes.denied(why)
+        return Refused(too_busy(denial))
 
     async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> tuple[web.StreamResponse, bool]:
         """Write the answer; returns it and whether it was whole."""
         plan = opened.plan
         headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
+        left_s = None if call.deadline is None else call.deadline - self._clock()
         idle_s = self._deadlines.idle_s
-        relay = Relay(request, opened.upstream, headers, idle_s=idle_s, on_piece=opened.on_piece)
+        relay = Relay(request, opened.upstream, headers, idle_s=idle_s, left_s=left_s, on_piece=opened.on_piece)
         status = opened.upstream.status
         self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived)
         try:
@@ -213,7 +257,7 @@ class Dispatcher:
         if relay.error is None:
             return response, True
         self._notes.broke(call, plan, relay.error)
-        if plan.target != self._name:
+        if plan.target != self._name and not relay.late:
             self._cluster.failed(plan.target, relay.error)
         return response, False
 
@@ -231,6 +275,7 @@ class Dispatcher:
             request,
             carrier,
             idle_s=self._deadlines.idle_s,
+            left_s=attempt.time_left(self._clock()),
             on_leg=self._began,
             on_lost=self._lost,
             on_carried=self._notes.carried,
@@ -314,6 +359,11 @@ def answer_headers(call: Call, plan: Plan) -> HeaderList:
 def _line(call: Call) -> str:
     """The line to stand in: who wants one certain node must not hold up who takes any."""
     return f"{call.parsed.model or ''}\0{call.options.force_target or ''}"
+
+
+def _is_full(view: ClusterView, plan: Plan) -> bool:
+    target = view.get(plan.target)
+    return target is not None and not target.is_self and seems_full(view, target)
 
 
 def _begins_after_ms(plan: Plan) -> float:

@@ -25,12 +25,12 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import HeaderList, internal
 from node.relay.ports import unnoticed
+from node.relay.silence import patience
 from node.relay.upstream import (
     UpstreamAnswer,
     UpstreamError,
     UpstreamRefusedError,
     UpstreamRequest,
-    UpstreamSilentError,
 )
 
 #: A full peer says so at once and one that admits says nothing before its first byte: seconds of silence, a few round
@@ -58,11 +58,15 @@ class PeerRunner:
         downs: Downs,
         *,
         address_of: Callable[[str], str | None],
+        load_of: Callable[[str], LoadVector],
+        moves_of: Callable[[str], int | None],
     ) -> None:
         self._client = client
         self._deadlines = deadlines
         self._downs = downs
         self._address_of = address_of
+        self._load_of = load_of
+        self._moves_of = moves_of
 
     async def open(
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
@@ -71,7 +75,9 @@ class PeerRunner:
         address = self._address_of(plan.target)
         if address is None:
             return Failed(plan.target, "its address is not known", reached=False)
-        limit = self._deadlines.first_byte(stream=call.parsed.stream, predicted_ms=predicted_ms)
+        limit = self._deadlines.first_byte(
+            call.parsed, self._load_of(plan.target), predicted_ms=predicted_ms, prompt_tokens=plan.prompt_tokens
+        )
         taken = asyncio.get_running_loop().call_later(ADMITTED_S, admitted)
         try:
             return await self._open(call, plan, address, limit)
@@ -84,20 +90,17 @@ class PeerRunner:
 
     async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
         request = UpstreamRequest(call.method, PEER_PREFIX + call.target, _headers(call), call.parsed.body)
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(limit) as timer:
-                with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
-                    upstream = await self._client.call(
-                        address, request, rid=call.rid, plan=plan.header(), first_byte_s=limit
-                    )
-                    ours = internal(upstream.headers)
-                    if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
-                        await _read_refusal(upstream, self._deadlines.exchange_s)
-                        return refusal
-                    first = await first_piece(upstream, method=call.method, deadline_s=limit)
-        except TimeoutError as error:
-            raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
+        loop, most = asyncio.get_running_loop(), self._deadlines.first_byte_max_s
+        async with patience(limit, most, lambda: self._moves_of(plan.target)) as timer:
+            with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
+                upstream = await self._client.call(
+                    address, request, rid=call.rid, plan=plan.header(), first_byte_s=most
+                )
+                ours = internal(upstream.headers)
+                if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
+                    await _read_refusal(upstream, self._deadlines.exchange_s)
+                    return refusal
+                first = await first_piece(upstream, method=call.method, deadline_s=most)
         return _opened(plan, upstream, first, ours)
 
 

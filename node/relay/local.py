@@ -35,6 +35,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
 from node.relay.ports import unnoticed
+from node.relay.silence import patience
 from node.relay.upstream import (
     Base,
     UpstreamBrokenError,
@@ -166,17 +167,21 @@ class LocalRunner:
     async def _open(self, work: _Work, predicted_ms: float) -> Opened:
         call, plan = work.call, work.plan
         predicted_ms = max(predicted_ms, self._prefill_ms(plan))
-        limit = self._deadlines.first_byte(stream=call.parsed.stream, predicted_ms=predicted_ms)
+        limit = self._deadlines.first_byte(
+            call.parsed, self._vector(), predicted_ms=predicted_ms, prompt_tokens=plan.prompt_tokens
+        )
         headers: HeaderList = []
         if plan.source is not None and plan.source != plan.target:
             blocks = await self._kv.pull(plan, call)
             headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(blocks))]
         work.begin()
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
-        upstream = await open_upstream(base, self._request(work), first_byte_s=limit)
-        if call.parsed.stream:
-            work.sentry = self._watch.guard(upstream)
-        first = await first_piece(upstream, method=call.method, deadline_s=limit)
+        most = self._deadlines.first_byte_max_s
+        async with patience(limit, most, lambda: self._meter.moves):
+            upstream = await open_upstream(base, self._request(work), first_byte_s=most)
+            if call.parsed.stream:
+                work.sentry = self._watch.guard(upstream)
+            first = await first_piece(upstream, method=call.method, deadline_s=most)
         if engine_died(upstream.status, first):
             upstream.close()
             raise UpstreamBrokenError("its engine died")

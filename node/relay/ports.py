@@ -70,6 +70,10 @@ class Notes(Protocol):
         """A request left the waiting room."""
         ...
 
+    def denied(self, why: str) -> None:
+        """A request was refused for want of a place or of time: ``line``, ``waited``, ``displaced``, ``deadline``."""
+        ...
+
     def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
         """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
         ...

@@ -115,7 +115,7 @@ class Carrier:
 
     def elsewhere(self, target: str) -> RouteOptions:
         """The routing options of this stream's next leg, as if ``target`` were lost."""
-        options = self._attempt.options()
+        options = self._attempt.options(self._clock())
         return replace(options, visited=(*options.visited, target), force_target=None, force_source=None)
 
     def ending(self) -> bytes:
@@ -211,7 +211,8 @@ class Carrier:
             is_json=True,
         )
         call = replace(self.call, target="/detokenize", parsed=parsed, options=self.elsewhere(""), carries=False)
-        asking = Attempts(call, self._clock() + DETOKENIZE_S)
+        asking = Attempts(call)
+        asking.until = self._clock() + DETOKENIZE_S
         asking.stood = True
         opened, finish = await self._open(asking)
         whole = False
@@ -231,7 +232,7 @@ class Carrier:
         attempt = self._attempt
         attempt.call = replace(call, options=replace(call.options, force_target=None, force_source=None))
         attempt.fit = fit
-        attempt.deadline = self._clock() + CARRY_WAIT_S
+        attempt.until = self._clock() + CARRY_WAIT_S
         attempt.stood = True  # it had its turn: it goes to the head of the line
         attempt.again()
         while True:

@@ -26,6 +26,7 @@ STALLED = "upstream_stalled"
 MOVED = "upstream_moved"
 DIVERGED = "carry_diverged"
 NOBODY = "carry_failed"
+LATE = "deadline_exceeded"
 
 _CODES = {UpstreamStalledError: STALLED, UpstreamMovedError: MOVED}
 

@@ -42,6 +42,13 @@ COMMENT_EVERY_S = 5.0
 COMMENT = b": waiting for another node\n\n"
 
 
+class LateError(Exception):
+    """The client's deadline has passed."""
+
+    def __init__(self) -> None:
+        super().__init__("the time that its client gave it is over")
+
+
 class CarriedStream:
     """Writes one answer to one client.
 
@@ -55,6 +62,7 @@ class CarriedStream:
         carrier: Carrier,
         *,
         idle_s: float,
+        left_s: float | None,
         on_leg: Callable[[CarriedStream, Leg], Callable[[], None]],
         on_lost: Callable[[Leg, Lost], None],
         on_carried: Callable[[Lost, float, str], None],
@@ -63,6 +71,8 @@ class CarriedStream:
         self._request = request
         self._carrier = carrier
         self._idle_s = idle_s
+        #: Loop time at which the client's deadline passes.
+        self._end = float("inf") if left_s is None else asyncio.get_running_loop().time() + left_s
         self._on_leg = on_leg
         self._on_lost = on_lost
         self._on_carried = on_carried
@@ -116,6 +126,9 @@ class CarriedStream:
                 self._paused_at = self.heard
             try:
                 self._leg = await self._next_leg(lost, response)
+            except LateError as error:
+                await self._end_late(response, error)
+                return
             except (CannotCarryError, Refused) as error:
                 why = error.refusal.message if isinstance(error, Refused) else str(error)
                 self._on_carried(lost, time.monotonic() - self._paused_at, why)
@@ -131,11 +144,17 @@ class CarriedStream:
         try:
             await self._copy(leg, response)
         except EngineError as error:
+            if error.code == marks.LATE:  # its clock was a moment ahead of ours
+                await self._end_late(response, LateError())
+                return None
             cause = "stalled" if error.code == marks.STALLED else "engine"
             return Lost(leg.opened.plan.target, cause, str(error), told=True)
         except DivergedError as error:
             self.error = str(error)
             await self._write_end(response, marks.error_event(f"The stream broke off: {error}.", marks.DIVERGED))
+            return None
+        except LateError as error:
+            await self._end_late(response, error)
             return None
         except RemoteError as error:
             return Lost(leg.opened.plan.target, _cause(error), str(error))
@@ -153,7 +172,9 @@ class CarriedStream:
         """The next leg; the client hears a comment now and then."""
         finding = asyncio.ensure_future(self._carrier.next_leg(lost))
         try:
-            while not (await asyncio.wait({finding}, timeout=COMMENT_EVERY_S))[0]:
+            while not (await asyncio.wait({finding}, timeout=min(COMMENT_EVERY_S, self._left_s)))[0]:
+                if self._left_s <= 0:
+                    raise LateError
                 await self._write(response, COMMENT)
         except BaseException:
             await _abandon(finding)
@@ -167,7 +188,7 @@ class CarriedStream:
         writing = False
         try:
             async with asyncio.timeout(self._idle_s) as timer:
-                watchdog = Watchdog(timer, self._idle_s)
+                watchdog = Watchdog(timer, self._idle_s, self._end)
                 piece = leg.opened.first
                 while piece:
                     watchdog.moved()
@@ -192,6 +213,8 @@ class CarriedStream:
             if writing:
                 raise ConnectionResetError("the client took nothing for too long") from error
             upstream.close()
+            if self._left_s <= 0:
+                raise LateError from error
             raise UpstreamSilentError("nothing came for too long") from error
 
     async def _read(self, leg: Leg) -> bytes:
@@ -243,6 +266,15 @@ class CarriedStream:
                 await response.write_eof()
         except TimeoutError:
             cut(self._request)
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds that the client still gives it."""
+        return max(0.0, self._end - asyncio.get_running_loop().time())
+
+    async def _end_late(self, response: RawResponse, error: LateError) -> None:
+        self.error = str(error)
+        await self._write_end(response, marks.error_event(f"The stream broke off: {error}.", marks.LATE))
 
     async def _end_broken(self, response: RawResponse, lost: Lost, why: str) -> None:
         self.error = lost.why

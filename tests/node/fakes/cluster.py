@@ -15,12 +15,12 @@ import aiohttp
 
 from gossip import GossipConfig
 from node.addresses import join_address
-from node.admission import Ticket, WaitingRoom
 from node.assembly import Node
 from node.engine.client import EngineAddress, open_session
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineReady, EngineState
 from node.engine.vitals import Look
 from node.relay.deadlines import Deadlines
+from node.room import Denial, Entrance, Ticket, WaitingRoom
 from node.settings import Settings, make_settings
 from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.engine import FakeEngine
@@ -101,12 +101,12 @@ class Member:
     def _watched(self, room: WaitingRoom) -> WaitingRoom:
         join, leave = room.join, room.quit
 
-        def joined(line: str, *, first: bool = False) -> Ticket | None:
+        def joined(entrance: Entrance) -> Ticket | Denial:
             self._changed.set()
-            return join(line, first=first)
+            return join(entrance)
 
-        def left(ticket: Ticket) -> None:
-            leave(ticket)
+        def left(ticket: Ticket, *, served: bool) -> None:
+            leave(ticket, served=served)
             self._changed.set()
 
         room.join, room.quit = joined, left  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from node.http import intake
 from node.meta import NodeMeta
 from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
 from node.plan import MAX_VISITED, Plan
-from node.relay import dispatch
+from node.relay import attempts
 from node.relay.attempts import MAX_BROKEN
 from node.relay.deadlines import Deadlines
 from node.relay.forward import read_load
@@ -227,8 +227,8 @@ async def test_a_full_queue_answers_429_with_retry_after(nodes: Cluster) -> None
     await held[0]
 
 
-async def test_waiting_ends_with_429_at_its_deadline(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MAX_WAIT_S", 0.1)
+async def test_waiting_ends_with_429_in_the_end(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "MAX_WAIT_S", 0.1)
     a = await nodes.add("a", max_running=1)
     gate = Gate()
     held = await fill(a, gate)
@@ -381,7 +381,7 @@ async def test_a_peer_that_refuses_one_request_is_not_avoided_for_others(nodes: 
 
 
 async def test_a_silent_target_is_left_and_its_work_aborted(nodes: Cluster) -> None:
-    quick = Deadlines(first_byte_s=0.2)
+    quick = Deadlines(cold_s=0.2)
     a = await nodes.add("a", models=["other"], deadlines=quick)
     b = await nodes.add("b")
     await nodes.agree()

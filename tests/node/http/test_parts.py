@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,8 @@ from gossip import (
     SlowChanged,
     SlowReset,
 )
-from node.admission import Admission, Place, WaitingRoom
+from node.admission import Admission, Place
+from node.circuits import CONFIRMED, OPEN_FIRST_S
 from node.digest import Changes
 from node.errors import RemoteError
 from node.http.auth import PeerSigner
@@ -28,7 +30,6 @@ from node.load import LoadVector
 from node.meta import NodeMeta, decode_meta
 from node.metrics import Metrics
 from node.models import ModelInfo
-from node.peers import AVOID_FIRST_S, AVOID_MAX_S, Circuits
 from node.plan import Plan
 from node.prompt import ParsedRequest
 from node.publisher import CHUNKS_PER_TICK, Publisher
@@ -37,6 +38,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.forward import read_load, write_load
 from node.relay.headers import HOP_BY_HOP, for_downstream, for_upstream, valid_request_id
+from node.room import WaitingRoom
 from node.view import NodeState
 
 # --- headers
@@ -77,8 +79,7 @@ def test_a_request_id_is_kept_only_when_it_is_harmless(value: str, good: bool) -
 
 async def test_places_never_exceed_the_limit_whatever_comes_and_goes() -> None:
     rng = random.Random(7)
-    room = WaitingRoom(4)
-    admission = Admission(3, room)
+    admission = Admission(3, WaitingRoom(4, lambda: 0.0))
     held: list[Place] = []
     for _ in range(2000):
         if rng.random() < 0.5:
@@ -96,75 +97,12 @@ async def test_places_never_exceed_the_limit_whatever_comes_and_goes() -> None:
         admission.validate()
 
 
-async def test_the_first_in_line_is_woken_and_the_next_when_it_leaves() -> None:
-    room = WaitingRoom(3)
-    first, second, other = room.join("m"), room.join("m"), room.join("n")
-    assert first is not None and second is not None and other is not None
-    assert room.join("m") is None
-    assert [ticket.first for ticket in (first, second, other)] == [True, False, True]
-    room.stir()
-    assert [ticket.woken.is_set() for ticket in (first, second, other)] == [True, False, True]
-    assert await first.turn(1)
-    assert not await first.turn(0)
-    first.leave()
-    first.leave()
-    assert [second.woken.is_set(), second.first, len(room)] == [True, True, 2]
-    second.leave()
-    other.leave()
-    room.validate()
-    assert len(room) == 0 and not room.waiting("m")
-
-
-async def test_who_lost_the_place_it_was_given_goes_to_the_head_of_the_line() -> None:
-    room = WaitingRoom(3)
-    waiting = room.join("m")
-    back = room.join("m", first=True)
-    assert waiting is not None and back is not None
-    assert back.first and not waiting.first
-    back.leave()
-    assert waiting.first and waiting.woken.is_set()
-    waiting.leave()
-    room.validate()
-
-
-async def test_one_that_gives_up_in_the_middle_of_the_line_holds_up_nobody() -> None:
-    room = WaitingRoom(8)
-    tickets = [room.join("m") for _ in range(3)]
-    assert tickets[1] is not None
-    tickets[1].leave()
-    for ticket in (tickets[0], tickets[2]):
-        assert ticket is not None and ticket.first
-        ticket.leave()
-    room.validate()
-
-
 async def test_idle_waits_for_the_last_place() -> None:
-    admission = Admission(1, WaitingRoom(0))
+    admission = Admission(1, WaitingRoom(0, lambda: 0.0))
     place = admission.enter()
     assert place is not None and not await admission.idle(0)
     place.leave()
     assert await admission.idle(0)
-
-
-# --- circuits
-
-
-def test_a_failing_peer_is_avoided_ever_longer_until_it_works_or_restarts() -> None:
-    circuits = Circuits()
-    spans, now = [], 0.0
-    for _ in range(8):
-        circuits.failed("b", 1, now)
-        span = 0.0
-        while circuits.avoided("b", 1, now + span):
-            span += AVOID_FIRST_S / 4
-        spans.append(span)
-        now += span
-    assert spans[0] == pytest.approx(AVOID_FIRST_S) and spans == sorted(spans) and spans[-1] == AVOID_MAX_S
-    assert not circuits.avoided("b", 2, now - 0.1)
-    circuits.failed("b", 2, now)
-    assert circuits.avoided("b", 2, now + AVOID_FIRST_S / 2) and circuits
-    circuits.worked("b")
-    assert not circuits.avoided("b", 2, now) and not circuits
 
 
 # --- publisher
@@ -350,11 +288,16 @@ def test_a_restart_tells_those_who_wait_and_a_departure_does_not() -> None:
 
 def test_a_failing_peer_counts_as_suspect_until_its_time_is_over() -> None:
     world = World()
-    world.registry.failed("b", "refused")
     parsed = ParsedRequest("/v1/x", "m")
+    for _ in range(CONFIRMED):
+        found = world.registry.view(parsed).get("b")
+        assert found is not None and found.state is NodeState.ALIVE, "one failure ejects nobody"
+        world.registry.failed("b", "refused")
     found = world.registry.view(parsed).get("b")
     assert found is not None and found.state is NodeState.SUSPECT
-    world.now += AVOID_FIRST_S + 0.1
+    circuit = world.registry.describe("b").circuit
+    assert circuit is not None and (circuit["state"], circuit["reason"]) == ("open", "refused")
+    world.now += OPEN_FIRST_S + 0.1
     found = world.registry.view(parsed).get("b")
     assert found is not None and found.state is NodeState.ALIVE
 
@@ -403,12 +346,22 @@ def test_a_signature_covers_every_part_of_the_call(parts: list[str], index: int,
     assert not PeerSigner(Keyring([ClusterKey.from_root(b"o" * 32)])).verify(header, *parts)
 
 
-def test_the_first_byte_deadline_grows_with_the_prediction_within_its_bounds() -> None:
+def test_the_first_byte_is_waited_for_as_long_as_the_target_may_need() -> None:
     deadlines = Deadlines()
-    assert deadlines.first_byte(stream=True, predicted_ms=0) == deadlines.first_byte_s
-    assert deadlines.first_byte(stream=True, predicted_ms=60_000) == 60 * deadlines.first_byte_factor
-    assert deadlines.first_byte(stream=True, predicted_ms=1e12) == deadlines.first_byte_max_s
-    assert deadlines.first_byte(stream=False, predicted_ms=0) == deadlines.first_byte_max_s
+    stream, whole = ParsedRequest("/v1/x", "m", stream=True), ParsedRequest("/v1/x", "m", est_prompt_tokens=9)
+    warm = LoadVector(prefill_tps=1000.0, ttft_p95_ms=200.0, itl_p95_ms=20.0)
+    factor = deadlines.first_byte_factor
+
+    def granted(parsed: ParsedRequest, load: LoadVector, predicted_ms: float = 0, prompt_tokens: int = 0) -> float:
+        return deadlines.first_byte(parsed, load, predicted_ms=predicted_ms, prompt_tokens=prompt_tokens)
+
+    assert granted(stream, LoadVector()) == deadlines.cold_s, "nothing is known: it may be compiling"
+    assert granted(stream, warm) == deadlines.first_byte_s, "seconds, not minutes"
+    assert granted(stream, warm, 60_000) == pytest.approx(factor * 60.2), "its queue is long"
+    assert granted(stream, warm, 0, 11_000) == pytest.approx(factor * 11.2), "so is the prompt"
+    assert granted(stream, warm, 1e12) == deadlines.first_byte_max_s
+    assert granted(whole, warm) > 60, "without a limit the answer may be long"
+    assert granted(replace(whole, max_tokens=100), warm) == pytest.approx(factor * 0.2 + deadlines.answer_factor * 2)
 
 
 async def test_downs_forgets_those_who_no_longer_wait() -> None:

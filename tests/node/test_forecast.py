@@ -1,0 +1,88 @@
+"""How fast a line moves and how long it may be, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.forecast import (
+    CALM_SHARE,
+    FEWEST_PLACES,
+    LEAST_WAIT_S,
+    MAX_WAIT_S,
+    SHARE,
+    STANDING_MOST_S,
+    STANDING_TIMES,
+    Forecast,
+    short_wait,
+)
+
+USUAL_S = 2.0
+STANDING_S = STANDING_TIMES * USUAL_S
+
+
+def steady(forecast: Forecast, now: float, seconds: float, *, every_s: float, waited_s: float) -> float:
+    """Somebody has a place every so often, and always somebody waits."""
+    end = now + seconds
+    while now < end:
+        now += every_s
+        forecast.served(now, waited_s, USUAL_S)
+    return now
+
+
+def test_the_rate_is_that_of_the_last_places_while_somebody_waited() -> None:
+    forecast = Forecast()
+    assert forecast.rate(0.0, 7.0) == 7.0, "a guess until it is measured"
+    forecast.opened(0.0, USUAL_S)
+    now = steady(forecast, 0.0, 20.0, every_s=0.25, waited_s=0.1)
+    assert forecast.rate(now, 7.0) == pytest.approx(4.0)
+    forecast.emptied(now)
+    assert forecast.rate(now + 1000, 7.0) == pytest.approx(4.0), "a quiet time says nothing"
+    forecast.opened(now + 1000, USUAL_S)
+    assert forecast.rate(now + 1031, 7.0) < 1.1, "a line that stands still is slow"
+
+
+def test_a_few_places_say_nothing_yet() -> None:
+    forecast = Forecast()
+    forecast.opened(0.0, USUAL_S)
+    for place in range(1, FEWEST_PLACES):
+        forecast.served(float(place), 0.0, USUAL_S)
+        assert not forecast.measured()
+    forecast.served(4.0, 0.0, USUAL_S)
+    assert forecast.measured()
+
+
+def test_a_burst_may_wait_and_a_standing_line_may_not() -> None:
+    forecast = Forecast()
+    forecast.opened(0.0, USUAL_S)
+    assert forecast.longest_s(1.0, USUAL_S) == MAX_WAIT_S
+    now = steady(forecast, 0.0, STANDING_S + 1, every_s=0.5, waited_s=3.0)
+    assert forecast.longest_s(now, USUAL_S) == short_wait(USUAL_S) == SHARE * USUAL_S
+
+
+def test_a_line_that_is_served_quickly_is_none_however_long_it_lasts() -> None:
+    forecast = Forecast()
+    forecast.opened(0.0, USUAL_S)
+    now = steady(forecast, 0.0, 300.0, every_s=0.1, waited_s=SHARE * USUAL_S)
+    assert not forecast.standing(now, USUAL_S)
+
+
+def test_overload_ends_when_the_line_was_empty_for_a_while_and_not_before() -> None:
+    forecast = Forecast()
+    forecast.opened(0.0, USUAL_S)
+    now = steady(forecast, 0.0, 60.0, every_s=0.5, waited_s=3.0)
+    for _ in range(5):
+        assert forecast.standing(now, USUAL_S)
+        forecast.emptied(now)
+        now += CALM_SHARE * STANDING_S * 0.9
+        forecast.opened(now, USUAL_S)
+    forecast.emptied(now)
+    now += CALM_SHARE * STANDING_S
+    forecast.opened(now, USUAL_S)
+    assert not forecast.standing(now, USUAL_S)
+
+
+def test_the_share_has_bounds() -> None:
+    assert short_wait(0.0) == LEAST_WAIT_S and short_wait(1e9) == MAX_WAIT_S
+    forecast = Forecast()
+    forecast.opened(0.0, 1e9)
+    assert forecast.standing(STANDING_MOST_S, 1e9)
