@@ -12,6 +12,7 @@ import time
 from benches.child import Child
 from benches.peers import PEERS
 from benches.proxy.figures import Table, report
+from benches.proxy.footprint import SIZES, STARTS, footprint
 from benches.proxy.measure import Measure, idle_streams, soak
 from benches.proxy.subjects import NotStarted, Stage, Subject
 from benches.result import Result, Target, say
@@ -33,6 +34,11 @@ TARGETS: dict[str, Target] = {
     "workers2_rps_scale": (">=", 1.6),
     "added_ttft_220kb_c20_ms": ("<=", 5.0),
     "rss_growth_mb_per_million": ("<=", 1.0),
+    "start_s": ("<=", 1.0),
+    "idle_core_share_n1": ("<=", 0.005),
+    "idle_core_share_n3": ("<=", 0.005),
+    "idle_core_share_n12": ("<=", 0.005),
+    "idle_rss_mb_n1": ("<=", 80.0),
 }
 #: Kinds of load in the order in which a round measures them.
 KINDS = ("c1", "c16", "sessions", "burst", "paced", "large")
@@ -41,6 +47,7 @@ ONLY = {"litellm": ("c1", "c16")}
 ROUNDS, ROUND_S = 3, 0.8
 QUICK_ROUNDS, QUICK_ROUND_S = 1, 0.25
 WARM, SLOW_WARM = 200, 20
+QUICK_SIZES = (1, 3)
 SOAK, QUICK_SOAK = 100_000, 4_000
 
 
@@ -58,9 +65,10 @@ def run(options: argparse.Namespace) -> Result:
     rounds = options.rounds or (QUICK_ROUNDS if quick else ROUNDS)
     seconds = options.seconds or (QUICK_ROUND_S if quick else ROUND_S)
     total = options.soak if options.soak is not None else QUICK_SOAK if quick else SOAK
+    only = {name for name in options.only.split(",") if name}
     result = Result("proxy", TARGETS)
     with Stage() as stage, Child("benches.proxy.generator") as load:
-        subjects = _start(stage, result, {name for name in options.only.split(",") if name})
+        subjects = _start(stage, result, only)
         measure = Measure(load)
         table: Table = {}
         for number in range(rounds):
@@ -79,6 +87,8 @@ def run(options: argparse.Namespace) -> Result:
         ours = next((s for s in subjects if s.name == "local"), None)
         if ours is not None and total:
             result.add("rss_growth_mb_per_million", soak(load, ours, total))
+    if not only:
+        footprint(result, sizes=QUICK_SIZES if quick else SIZES, starts=1 if quick else STARTS)
     result.note("workers2_rps_scale: a node has one process; see docs/dataplane.md")
     return result
 

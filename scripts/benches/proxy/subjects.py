@@ -74,17 +74,26 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        for process in self._processes:
+        self._end(self._processes)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def stop(self, subject: Subject) -> None:
+        """End a subject before the others."""
+        self._end([process for process in self._processes if process.pid in subject.pids])
+
+    @staticmethod
+    def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+        for process in processes:
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, name: str, command: Sequence[str], **variables: str) -> int:
         """Start a process. Returns its id."""
