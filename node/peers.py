@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import aiohttp
-
 from node.http.auth import AUTH_HEADER, PeerSigner
 from node.relay.deadlines import Deadlines
 from node.relay.headers import REQUEST_ID
+from node.relay.session import Session
 from node.relay.upstream import (
     Base,
     UpstreamAnswer,
     UpstreamRefusedError,
     UpstreamRequest,
-    make_session,
     open_upstream,
 )
 
@@ -29,6 +27,8 @@ LOAD_HEADER = "x-grapevine-load"
 #: Connections to one peer and to all; the node's admission bounds requests, these bound sockets.
 MAX_CONNECTIONS_PER_PEER = 1024
 MAX_CONNECTIONS = 8192
+#: Seconds that a free connection is kept: less than a node keeps its clients' (`node.http.server`).
+IDLE_S = 90.0
 
 
 class PeerClient:
@@ -38,12 +38,16 @@ class PeerClient:
         self._name = name
         self._signer = signer
         self._deadlines = deadlines
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
 
     async def start(self) -> None:
         """Make the connection pool; needs the running loop."""
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, limit_per_host=MAX_CONNECTIONS_PER_PEER)
-        self._session = make_session(connector, connect_s=self._deadlines.connect_s)
+        self._session = Session(
+            connect_s=self._deadlines.connect_s,
+            idle_s=IDLE_S,
+            limit=MAX_CONNECTIONS,
+            per_address=MAX_CONNECTIONS_PER_PEER,
+        )
 
     async def close(self) -> None:
         """Close every connection; what is in flight breaks off."""

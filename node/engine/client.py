@@ -16,16 +16,16 @@ import aiohttp
 from yarl import URL
 
 from node.engine.args import option
+from node.relay.connection import MAX_HEAD
+from node.relay.session import Session
 from node.settings import Settings
 
 #: Seconds to connect: the engine is on this host or near; slower means it is not there.
 CONNECT_TIMEOUT_S = 5.0
 #: Open connections to an engine; the node's admission is the real bound, this one only stops a leak.
 MAX_CONNECTIONS = 4096
-#: Largest line of headers accepted from an engine, bytes.
-MAX_HEADER_BYTES = 64 * 1024
-#: Bytes read from the engine before the reader of the answer must have taken some.
-READ_BUFFER_BYTES = 256 * 1024
+#: Seconds that a free connection is kept: servers of Python close theirs after 5 s, and ours must be gone before.
+IDLE_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +63,34 @@ def engine_address(settings: Settings) -> EngineAddress:
     return EngineAddress(base=f"{parts.scheme}://{parts.netloc}{path}", api_key=settings.engine_api_key)
 
 
-def open_session(address: EngineAddress) -> aiohttp.ClientSession:
-    """A session for the engine; the caller closes it.
+def open_session(address: EngineAddress) -> Session:
+    """A session for requests to the engine; the caller closes it. Bodies are passed on as they come."""
+    return Session(
+        connect_s=CONNECT_TIMEOUT_S,
+        idle_s=IDLE_S,
+        limit=MAX_CONNECTIONS,
+        socket=address.socket,
+        headers=address.headers(),
+    )
 
-    No total time limit: a generation takes as long as it takes. Bodies are passed on as they come, without
-    decompression. Callers give own deadlines where an answer is short.
+
+def open_probes(address: EngineAddress) -> aiohttp.ClientSession:
+    """A session for our own short questions to the engine; the caller closes it.
+
+    No total time limit, callers give deadlines of their own; no decompression.
     """
     connector: aiohttp.BaseConnector
     if address.socket is not None:
-        connector = aiohttp.UnixConnector(path=str(address.socket), limit=MAX_CONNECTIONS)
+        connector = aiohttp.UnixConnector(path=str(address.socket))
     else:
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS)
+        connector = aiohttp.TCPConnector()
     return aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=address.headers(),
-        read_bufsize=READ_BUFFER_BYTES,
-        max_line_size=MAX_HEADER_BYTES,
-        max_field_size=MAX_HEADER_BYTES,
+        max_line_size=MAX_HEAD,
+        max_field_size=MAX_HEAD,
         trust_env=False,
     )

@@ -19,7 +19,7 @@ import aiohttp
 
 from node.engine import guard, probe, vitals
 from node.engine import lifecycle as life
-from node.engine.client import EngineAddress, engine_address, open_session
+from node.engine.client import EngineAddress, engine_address, open_probes, open_session
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure, explain, failure_of
@@ -28,6 +28,7 @@ from node.engine.prepare import prepare_vllm, remove_stale_socket
 from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
 from node.engine.progress import describe
 from node.errors import EngineError
+from node.relay.session import Session
 from node.settings import Settings
 
 #: Seconds between two probes while the engine starts and while it runs.
@@ -75,7 +76,8 @@ class EngineSupervisor:
         self._prepare = prepare or (lambda say: prepare_vllm(settings, say))
         self._core = life.Lifecycle(config or lifecycle_config(settings), rng or random.Random())
         self._marker = f"{settings.run_dir}:{settings.name}"
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
+        self._probes: aiohttp.ClientSession | None = None
         self._process: EngineProcess | None = None
         self._preparing: asyncio.Future[EngineCommand] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -108,7 +110,7 @@ class EngineSupervisor:
         return self._process.pid if self._process else None
 
     @property
-    def session(self) -> aiohttp.ClientSession:
+    def session(self) -> Session:
         """The session to the engine, from `start` to `stop`."""
         if self._session is None:
             raise EngineError("the engine has no session before start and after stop")
@@ -118,7 +120,7 @@ class EngineSupervisor:
         """Begin; returns at once, the engine comes up in the background. Never raises for a fault of the engine."""
         if self._session is not None:
             return
-        self._session = open_session(self.address)
+        self._session, self._probes = open_session(self.address), open_probes(self.address)
         self.log.open()
         self._feed(life.Begin())
         self._keep(self._probe())
@@ -130,12 +132,15 @@ class EngineSupervisor:
         self._feed(life.Stop())
         await self.wait_for(EngineState.STOPPED)
         session, self._session = self._session, None
+        probes, self._probes = self._probes, None
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.log.close()
         await session.close()
+        if probes is not None:
+            await probes.close()
 
     async def wait_for(self, *states: EngineState) -> EngineState:
         """Until the engine is in one of `states`; the caller sets the deadline."""
@@ -322,18 +327,20 @@ class EngineSupervisor:
                     await self._hurry.wait()
 
     async def _probe_once(self, *, ask_models: bool) -> None:
-        start = self._starts
-        health = await probe.probe_health(self.session, self.address, PROBE_TIMEOUT_S)
+        start, session = self._starts, self._probes
+        if session is None:
+            return  # stopped
+        health = await probe.probe_health(session, self.address, PROBE_TIMEOUT_S)
         models, version = self.models, self.version
         if health.ok and ask_models:
             try:
-                models = await probe.probe_models(self.session, self.address, PROBE_TIMEOUT_S)
-                version = await probe.probe_version(self.session, self.address, PROBE_TIMEOUT_S)
+                models = await probe.probe_models(session, self.address, PROBE_TIMEOUT_S)
+                version = await probe.probe_version(session, self.address, PROBE_TIMEOUT_S)
             except EngineError as error:
                 health = probe.Health(ok=False, detail=str(error))
         hung = False
         if health.ok and self._suspect and models:
-            health = await probe.probe_token(self.session, self.address, models[0].id, PROBE_TIMEOUT_S)
+            health = await probe.probe_token(session, self.address, models[0].id, PROBE_TIMEOUT_S)
             # Bytes that came meanwhile have cleared it: it works, and was only too busy for our token.
             hung = self._suspect = self._suspect and not health.ok
             health = health if hung else probe.Health(ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,7 +81,7 @@ def request_id(request: web.BaseRequest) -> str:
     given = request.headers.get("X-Request-Id")
     if given is not None and valid_request_id(given):
         return given
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 async def read_small_body(request: web.BaseRequest) -> bytes:
@@ -100,23 +100,34 @@ async def read_body(request: web.BaseRequest, limit_mib: int, held: Held) -> byt
     if (request.content_length or 0) > limit:
         raise _too_large(limit_mib)
     await _go_on(request)
-    parts: list[bytes] = []
-    size = 0
     try:
-        async with asyncio.timeout(BODY_IDLE_S) as timer:
-            clock = asyncio.get_running_loop().time
-            end = clock() + BODY_MAX_S
-            while piece := await request.content.readany():
-                size += len(piece)
-                if size > limit:
-                    raise _too_large(limit_mib)
-                held.grow(size)
-                parts.append(piece)
-                timer.reschedule(min(end, clock() + BODY_IDLE_S))
+        if request.content.is_eof():  # usual prompts come with their head
+            body = request.content.read_nowait()
+            if len(body) > limit:
+                raise _too_large(limit_mib)
+            held.grow(len(body))
+            return body
+        return await _read_pieces(request, limit_mib, held)
     except TimeoutError as error:
         raise ApiFailure(ApiError(408, "body_timeout", "The request body stopped coming.")) from error
     except web.RequestPayloadError as error:
         raise ApiFailure(ApiError(400, "bad_body", f"The request body is broken: {error}.")) from error
+
+
+async def _read_pieces(request: web.BaseRequest, limit_mib: int, held: Held) -> bytes:
+    """Read a body that is still coming. :raises TimeoutError: it stops, or takes too long as a whole."""
+    parts: list[bytes] = []
+    size = 0
+    async with asyncio.timeout(BODY_IDLE_S) as timer:
+        clock = asyncio.get_running_loop().time
+        end = clock() + BODY_MAX_S
+        while piece := await request.content.readany():
+            size += len(piece)
+            if size > limit_mib * _MIB:
+                raise _too_large(limit_mib)
+            held.grow(size)
+            parts.append(piece)
+            timer.reschedule(min(end, clock() + BODY_IDLE_S))
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from node.chunks import chunk_hashes, chunk_seed
+from node.chunks import CHUNK_BYTES, chunk_hashes, chunk_seed
 from node.errors import BadRequest
 from node.prompt.carriage import carriage
 from node.prompt.multipart import form_fields
@@ -102,7 +102,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         path=path,
         model=name,
         stream=fields.get("stream") is True,
-        chunks=tuple(chunk_hashes(_seed(name, fields, ids), text)) if cached and text else (),
+        chunks=tuple(chunk_hashes(_seed(name, fields, ids), text)) if cached and len(text) >= CHUNK_BYTES else (),
         prompt_bytes=len(text),
         est_prompt_tokens=tokens if cached else 0,
         exact_tokens=ids,

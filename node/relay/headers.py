@@ -35,44 +35,44 @@ HOP_BY_HOP = frozenset(
 
 # The body is read whole before it goes on, so its length is known anew; Host names the hop; Expect was
 # answered here.
-_REMADE_IN_REQUEST = frozenset({"host", "content-length", "expect", "x-request-id"})
-_REMADE_IN_ANSWER = frozenset({"x-request-id"})
+_NOT_IN_REQUEST = HOP_BY_HOP | {"host", "content-length", "expect", "x-request-id"}
+_NOT_IN_ANSWER = HOP_BY_HOP | {"x-request-id"}
+#: What ``Connection`` says of itself: no header is meant.
+_ALONE = frozenset({"", "close"})
 
 #: A client's request id is kept when it cannot hurt a log line, a header or the engine's own ids.
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._:~+/=-]{1,128}")
 
 
-def listed_in_connection(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Return the lower-case names that the ``Connection`` headers declare hop-by-hop."""
-    return frozenset(
-        token.strip().lower()
-        for name, value in headers
-        if name.lower() == "connection"
-        for token in value.split(",")
-        if token.strip()
-    )
+def listed_in_connection(value: str) -> frozenset[str]:
+    """Return the lower-case names that a ``Connection`` header declares hop-by-hop."""
+    return frozenset(token.strip().lower() for token in value.split(","))
 
 
-def _kept(headers: Iterable[tuple[str, str]], remade: frozenset[str]) -> HeaderList:
-    listed = list(headers)
-    dropped = HOP_BY_HOP | listed_in_connection(listed) | remade
-    return [
-        (name, value)
-        for name, value in listed
-        if (lower := name.lower()) not in dropped and not lower.startswith(INTERNAL_PREFIX)
-    ]
+def _kept(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> HeaderList:
+    """One pass, and a second one only where a ``Connection`` header names others."""
+    listed: frozenset[str] = frozenset()
+    kept: HeaderList = []
+    for item in headers:
+        lower = item[0].lower()
+        if lower in dropped:
+            if lower == "connection":
+                listed |= listed_in_connection(item[1])
+        elif not lower.startswith(INTERNAL_PREFIX):
+            kept.append(item)
+    if listed - HOP_BY_HOP - _ALONE:
+        return [item for item in kept if item[0].lower() not in listed]
+    return kept
 
 
 def for_upstream(headers: Iterable[tuple[str, str]]) -> HeaderList:
     """Return the request headers that go on to an engine or a peer."""
-    # aiohttp keeps duplicates only when they are spelt alike.
-    spelling: dict[str, str] = {}
-    return [(spelling.setdefault(name.lower(), name), value) for name, value in _kept(headers, _REMADE_IN_REQUEST)]
+    return _kept(headers, _NOT_IN_REQUEST)
 
 
 def for_downstream(headers: Iterable[tuple[str, str]]) -> HeaderList:
     """Return the answer's headers that go back to the client."""
-    return _kept(headers, _REMADE_IN_ANSWER)
+    return _kept(headers, _NOT_IN_ANSWER)
 
 
 def internal(headers: Iterable[tuple[str, str]]) -> dict[str, str]:

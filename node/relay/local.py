@@ -18,8 +18,6 @@ import itertools
 from collections.abc import Callable
 from typing import Protocol
 
-import aiohttp
-
 from node.admission import Admission, Place
 from node.engine.client import EngineAddress
 from node.engine.vitals import Look
@@ -35,6 +33,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
 from node.relay.ports import unnoticed
+from node.relay.session import Session
 from node.relay.silence import patience
 from node.relay.upstream import (
     Base,
@@ -74,7 +73,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def session(self) -> aiohttp.ClientSession:
+    def session(self) -> Session:
         """Connections to it."""
         ...
 

@@ -8,29 +8,16 @@ exchange already closed, which aborts the work there.
 
 from __future__ import annotations
 
-import asyncio
-import io
 import time
 from dataclasses import dataclass
 
-import aiohttp
-from multidict import CIMultiDict
-from yarl import URL
-
 from node.errors import RemoteError
+from node.relay.connection import Connection
 from node.relay.headers import HeaderList
+from node.relay.session import Address, Session
 
-#: Header block limits towards engines and peers, in bytes of one line; a cookie or a plan fits, a flood
-#: does not.
-MAX_HEADER_LINE = 64 * 1024
-
-#: Bytes held per answer before its reader is paused (aiohttp pauses at twice this).
-READ_BUFFER = 64 * 1024
-
-#: Bytes of a body from which it is written in pieces (aiohttp warns beyond).
-LARGE_BODY = 512 * 1024
-
-_NOT_OURS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+#: Methods whose request has a length even without a body.
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class UpstreamError(RemoteError):
@@ -69,35 +56,35 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where to send it: a session (TCP or Unix socket) and the scheme and authority before the path."""
+    """Where to send it: a session (TCP or Unix socket) and the scheme, authority and base path."""
 
-    session: aiohttp.ClientSession
+    session: Session
     url: str
 
-    def join(self, target: str) -> URL:
-        """Return the URL of a raw path, without normalising a byte of it."""
-        return URL(self.url + target, encoded=True)
-
     def sent_target(self, target: str) -> str:
-        """Return what the other side sees as its raw path: no fragment, no question mark without a query."""
-        return self.join(target).raw_path_qs
+        """Return what the other side sees as its raw path: every byte as it was given, but no fragment.
+
+        :raises ValueError: the address is none.
+        """
+        return self.session.address(self.url).prefix + target.partition("#")[0]
 
 
 class UpstreamAnswer:
     """An answer whose status and headers have arrived."""
 
-    __slots__ = ("_fault", "_response", "headers", "reason", "status", "waiting_since")
+    __slots__ = ("_connection", "_fault", "headers", "reason", "status", "waiting_since")
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
+    def __init__(self, connection: Connection) -> None:
+        #: None once the exchange has ended: the connection may be somebody else's then.
+        self._connection: Connection | None = connection
         self._fault: UpstreamError | None = None
         #: Monotonic seconds since when somebody waits for the next piece; None while nobody does.
         self.waiting_since: float | None = None
-        self.status = response.status
-        self.reason = response.reason or ""
+        self.status = connection.status
+        self.reason = connection.reason
         self.headers: HeaderList = [
             (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
-            for name, value in response.raw_headers
+            for name, value in connection.headers
         ]
 
     async def read(self) -> bytes:
@@ -108,10 +95,12 @@ class UpstreamAnswer:
         """
         if self._fault is not None:
             raise self._fault
+        if self._connection is None:
+            raise UpstreamBrokenError("the exchange was ended")
         self.waiting_since = time.monotonic()
         try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, ConnectionError, OSError) as error:
+            return await self._connection.piece()
+        except OSError as error:
             self.close()
             raise self._fault or UpstreamBrokenError(describe(error)) from error
         finally:
@@ -119,9 +108,9 @@ class UpstreamAnswer:
 
     def fail(self, error: UpstreamError) -> None:
         """End the exchange, which aborts its work; whoever reads it gets this error."""
-        if self._fault is None:
+        if self._fault is None and self._connection is not None:
             self._fault = error
-            self._response.content.set_exception(error)
+            self._connection.fail(ConnectionAbortedError(str(error)))
             self.close()
 
     async def read_all(self, limit: int) -> bytes:
@@ -137,11 +126,14 @@ class UpstreamAnswer:
                 self.close()
                 raise UpstreamBrokenError(f"an answer of more than {limit} bytes")
             parts.append(piece)
+        self.close()
         return b"".join(parts)
 
     def close(self) -> None:
         """End the exchange; an answer that was not read to its end is cut, which aborts its work."""
-        self._response.close()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
 
 
 def describe(error: BaseException) -> str:
@@ -149,51 +141,63 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def make_session(
-    connector: aiohttp.BaseConnector, *, connect_s: float, headers: dict[str, str] | None = None
-) -> aiohttp.ClientSession:
-    """Return a session that passes bytes through: no decompression, cookies, redirects or defaults."""
-    return aiohttp.ClientSession(
-        connector=connector,
-        headers=headers,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        timeout=aiohttp.ClientTimeout(total=None, connect=connect_s, sock_connect=connect_s),
-        read_bufsize=READ_BUFFER,
-        max_line_size=MAX_HEADER_LINE,
-        max_field_size=MAX_HEADER_LINE,
-    )
-
-
-def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    """A large body as a file, which is written piece by piece: in one piece it would be copied and stop the loop."""
-    return io.BytesIO(body) if len(body) > LARGE_BODY else body or None
-
-
 async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: float) -> UpstreamAnswer:
     """Send ``request`` and wait for the answer's headers. Cancelling the caller closes the connection.
+
+    A kept connection that the other side closed meanwhile is replaced by a new one, once.
 
     :raises UpstreamRefusedError: no connection, or none is possible with that address; nothing was sent.
     :raises UpstreamBrokenError: the connection was cut before the headers were complete.
     :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds.
     """
     try:
-        async with asyncio.timeout(first_byte_s):
-            response = await base.session.request(
-                request.method,
-                base.join(request.target),
-                headers=CIMultiDict(request.headers),
-                data=_payload(request.body),
-                skip_auto_headers=_NOT_OURS,
-                allow_redirects=False,
-            )
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise UpstreamRefusedError(describe(error)) from error
-    except TimeoutError as error:
-        raise UpstreamSilentError(f"no answer within {first_byte_s:.1f} s") from error
-    except (aiohttp.ClientError, ConnectionError, OSError) as error:
-        raise UpstreamBrokenError(describe(error)) from error
+        address = base.session.address(base.url)
     except ValueError as error:  # a host or port that no URL can have: peers say themselves where they are
         raise UpstreamRefusedError(f"not an address: {describe(error)}") from error
-    return UpstreamAnswer(response)
+    head = head_of(address, request, base.session.headers)
+    connection = await _connected(base.session, address)
+    try:
+        await _asked(connection, head, request, first_byte_s)
+    except ConnectionError as error:
+        if connection.uses == 1 or connection.touched:
+            raise UpstreamBrokenError(describe(error)) from error
+        connection = await _connected(base.session, address, fresh=True)
+        try:
+            await _asked(connection, head, request, first_byte_s)
+        except ConnectionError as again:
+            raise UpstreamBrokenError(describe(again)) from again
+    return UpstreamAnswer(connection)
+
+
+async def _connected(session: Session, address: Address, *, fresh: bool = False) -> Connection:
+    try:
+        return await session.take(address, fresh=fresh)
+    except (OSError, ValueError) as error:  # ValueError: a name that no resolver takes
+        raise UpstreamRefusedError(describe(error)) from error
+
+
+async def _asked(connection: Connection, head: bytes, request: UpstreamRequest, first_byte_s: float) -> None:
+    connection.send(head, request.body, keep=request.method != "HEAD")
+    try:
+        await connection.head(first_byte_s)
+    except TimeoutError as error:
+        raise UpstreamSilentError(f"no answer within {first_byte_s:.1f} s") from error
+
+
+def head_of(address: Address, request: UpstreamRequest, more: dict[str, str]) -> bytes:
+    """Return request line and headers as they go out.
+
+    :raises UpstreamRefusedError: a header holds a line break; no parser lets one in.
+    """
+    target = address.prefix + request.target.partition("#")[0]
+    lines = [f"{request.method} {target} HTTP/1.1", f"Host: {address.authority}"]
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    if more:
+        given = {name.lower() for name, _ in request.headers}
+        lines += [f"{name}: {value}" for name, value in more.items() if name.lower() not in given]
+    if request.body or request.method in _WITH_BODY:
+        lines.append(f"Content-Length: {len(request.body)}")
+    head = "\r\n".join(lines)
+    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
+        raise UpstreamRefusedError("a header holds a line break")
+    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Command line of the benches: `NAME [options]`, or `all`."""
+"""Command line of the benches: `NAME [options]`, `all`, or `peers install`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 
 import benches
+from benches import peers
 from benches.document import DOCUMENT, write
 from benches.result import Result, say
 
@@ -33,6 +34,7 @@ def _run(name: str, options: argparse.Namespace) -> Result:
 def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures what docs/benchmarks.md reports.")
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
+    commands.add_parser("peers", help="Installs the routers that benches compare with: `peers install`.")
     for name in [*names, "all"]:
         text = f"every bench, written to {DOCUMENT}" if name == "all" else (_module(name).__doc__ or "").split("\n")[0]
         command = commands.add_parser(name, help=text, description=text)
@@ -45,6 +47,8 @@ def _parser(names: list[str]) -> argparse.ArgumentParser:
 
 def main() -> int:
     """Run; 0 when it measured, whatever the figures."""
+    if sys.argv[1:2] == ["peers"]:
+        return peers.main(sys.argv[2:])
     names = bench_names()
     parser = _parser(names)
     options = parser.parse_args()

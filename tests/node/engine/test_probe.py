@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.engine import probe
-from node.engine.client import EngineAddress, engine_address, open_session
+from node.engine.client import EngineAddress, engine_address, open_probes
 from node.engine.events import EngineModel
 from node.engine.processes import spawn
 from node.errors import EngineError
@@ -31,7 +31,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, E
     process = await spawn([sys.executable, FAKE, str(address.socket)], dict(os.environ), f"probe-{tmp_path}")
     pump = asyncio.create_task(process.pump(lambda line: up.set()))
     await asyncio.wait_for(up.wait(), 15)
-    async with open_session(address) as session:
+    async with open_probes(address) as session:
         yield session, address
     process.kill()
     await process.wait()
@@ -64,7 +64,7 @@ async def test_a_server_without_health_and_metrics_will_do() -> None:
         return web.json_response({"data": [{"id": "x"}]})
 
     runner, address = await serve(web.get("/v1/models", models))
-    async with open_session(address) as session:
+    async with open_probes(address) as session:
         assert (await probe.probe_health(session, address, 5)).ok
         assert await probe.probe_models(session, address, 5) == (EngineModel("x"),)
         assert await probe.probe_version(session, address, 5) == ""
@@ -74,7 +74,7 @@ async def test_a_server_without_health_and_metrics_will_do() -> None:
 
 async def test_an_engine_that_is_not_there_refuses(tmp_path: Path) -> None:
     address = EngineAddress(socket=tmp_path / "nobody")
-    async with open_session(address) as session:
+    async with open_probes(address) as session:
         health = await probe.probe_health(session, address, 5)
         assert (health.ok, health.refused) == (False, True)
         with pytest.raises(EngineError, match="cannot be reached"):
@@ -89,7 +89,7 @@ async def test_a_slow_engine_is_late_and_not_absent() -> None:
         return web.Response()
 
     runner, address = await serve(web.get("/health", wait))
-    async with open_session(address) as session:
+    async with open_probes(address) as session:
         health = await probe.probe_health(session, address, 0.05)
         assert (health.ok, health.refused) == (False, False)
         assert "within 0.05 s" in health.detail
@@ -104,7 +104,7 @@ async def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch
         return web.Response(body=b"x" * 1001)
 
     runner, address = await serve(web.get("/v1/models", flood))
-    async with open_session(address) as session:
+    async with open_probes(address) as session:
         with pytest.raises(EngineError, match="more than 1000 bytes"):
             await probe.probe_models(session, address, 5)
     await runner.cleanup()
@@ -118,7 +118,7 @@ async def test_the_key_of_the_engine_is_sent_and_its_lack_is_told() -> None:
     runner, address = await serve(web.get("/v1/models", models))
     for key, good in (("k", True), ("", False)):
         keyed = EngineAddress(base=address.base, api_key=key)
-        async with open_session(keyed) as session:
+        async with open_probes(keyed) as session:
             if good:
                 assert await probe.probe_models(session, keyed, 5)
             else:

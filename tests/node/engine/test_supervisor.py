@@ -17,6 +17,7 @@ import pytest
 from node.engine import lifecycle as life
 from node.engine import probe
 from node.engine import supervisor as module
+from node.engine.client import open_probes
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure
@@ -65,7 +66,7 @@ class Watched:
     async def do(self, what: str) -> None:
         address = self.supervisor.address
         try:
-            async with self.supervisor.session.post(address.url(f"/do/{what}")):
+            async with open_probes(address) as session, session.post(address.url(f"/do/{what}")):
                 pass
         except aiohttp.ClientError:
             pass  # it ended before it could answer

@@ -11,8 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from gossip import GossipConfig
 from node.addresses import join_address
 from node.assembly import Node
@@ -20,6 +18,7 @@ from node.engine.client import EngineAddress, open_session
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineReady, EngineState
 from node.engine.vitals import Look
 from node.relay.deadlines import Deadlines
+from node.relay.session import Session
 from node.room import Denial, Entrance, Ticket, WaitingRoom
 from node.settings import Settings, make_settings
 from tests.node.fakes.client import PATIENCE_S
@@ -43,10 +42,10 @@ class FakeSupervisor:
         self.stalls: list[str] = []
         self.notes = 0
         self._listener = listener
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
 
     @property
-    def session(self) -> aiohttp.ClientSession:
+    def session(self) -> Session:
         assert self._session is not None
         return self._session
 

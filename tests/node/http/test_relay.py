@@ -8,19 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from node.relay.answer import RawResponse, Relay, Watchdog, first_piece
 from node.relay.headers import for_downstream, for_upstream
+from node.relay.session import Session
 from node.relay.upstream import (
     Base,
     UpstreamBrokenError,
     UpstreamRefusedError,
     UpstreamRequest,
     UpstreamSilentError,
-    make_session,
     open_upstream,
 )
 from tests.node.fakes import engine as fake
@@ -29,6 +28,10 @@ from tests.node.fakes.engine import FakeEngine, Gate, Reply
 
 #: Far more than the sockets and buffers between an engine and a client hold.
 LIMIT = 32 * 1024 * 1024
+
+
+def session_to(path: Path) -> Session:
+    return Session(connect_s=2, idle_s=60, limit=100, socket=path)
 
 
 class Proxy:
@@ -53,7 +56,7 @@ class Proxy:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Proxy]:
-        self.session = make_session(aiohttp.UnixConnector(str(self.path)), connect_s=2)
+        self.session = session_to(self.path)
         server = web.Server(self.handle, handler_cancellation=True, auto_decompress=False, access_log=None)
         runner = web.ServerRunner(server, shutdown_timeout=0.1)
         await runner.setup()
@@ -255,7 +258,7 @@ async def test_a_slow_reader_pauses_the_engine(engine: FakeEngine, proxy: Proxy)
 
 async def test_each_way_not_to_answer_has_its_error(engine: FakeEngine) -> None:
     request = UpstreamRequest("POST", "/v1/x", [], b"{}")
-    async with make_session(aiohttp.UnixConnector(str(engine.path)), connect_s=2) as session:
+    async with session_to(engine.path) as session:
         base = Base(session, "http://engine")
         engine.script = fake.reset
         with pytest.raises(UpstreamBrokenError):
