@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from node.errors import RemoteError
 from node.relay.carry.continuation import Asked, Strand, left
@@ -20,7 +21,7 @@ from node.relay.carry.events import DONE, is_done, read, write
 from node.relay.carry.record import Choice, Record, assert_list, engine_error
 from node.relay.carry.stops import StopStrings
 
-Fields = Mapping[str, object]
+Fields = Mapping[str, Any]
 
 
 class DivergedError(RemoteError):
@@ -97,7 +98,7 @@ class Converter:
     def _convert(self, fields: Fields) -> bytes:
         choices = fields["choices"]
         assert_list(choices)
-        told = b"".join(self._choice(choice) for choice in choices)  # type: ignore[attr-defined]
+        told = b"".join(self._choice(choice) for choice in choices)
         if not choices and isinstance(usage := fields.get("usage"), dict):
             self._extra = {**usage}
             return b""
@@ -106,7 +107,7 @@ class Converter:
         return told
 
     def _choice(self, fields: Fields) -> bytes:
-        line = self._lines[int(fields["index"])]  # type: ignore[call-overload]
+        line = self._lines[int(fields["index"])]
         choice = line.choice
         if choice.finish_reason is not None:
             return b""
@@ -114,9 +115,9 @@ class Converter:
         assert_list(ids)
         if not isinstance(text, str):
             raise TypeError("text")
-        news = self._repeated(line, ids)  # type: ignore[arg-type]
+        news = self._repeated(line, ids)
         before = len(choice.ids)
-        choice.ids.extend(ids)  # type: ignore[arg-type]
+        choice.ids.extend(ids)
         reason, stop_reason = fields.get("finish_reason"), fields.get("stop_reason")
         told = reason is not None
         if reason is None and len(choice.ids) >= line.limit:
@@ -133,7 +134,7 @@ class Converter:
         choice.text.write(text)
         choice.length += len(text)
         if text:
-            choice.safe, choice.width = len(choice.ids), len(ids)  # type: ignore[arg-type]
+            choice.safe, choice.width = len(choice.ids), len(ids)
         choice.finish_reason = None if reason is None else str(reason)
         return self._event(line, text, news, reason, stop_reason)
 

@@ -31,7 +31,9 @@ BROKE = "upstream_failed"
 STALLED = "upstream_stalled"
 MOVED = "upstream_moved"
 DIVERGED = "carry_diverged"
-NOBODY = "carry_failed"
+
+#: Those by which a target ends a stream that it relays.
+CODES = (BROKE, STALLED, MOVED)
 
 _CODES = {UpstreamStalledError: STALLED, UpstreamMovedError: MOVED}
 

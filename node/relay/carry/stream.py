@@ -23,7 +23,7 @@ from node.relay.carry import marks
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.continuation import CannotCarryError
 from node.relay.carry.convert import DivergedError
-from node.relay.carry.events import EventSplitter
+from node.relay.carry.events import DONE, EventSplitter
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import EngineError
 from node.relay.headers import HeaderList
@@ -132,7 +132,7 @@ class CarriedStream:
             await self._copy(leg, response)
         except EngineError as error:
             cause = "stalled" if error.code == marks.STALLED else "engine"
-            return Lost(leg.opened.plan.target, cause, str(error), told=True)
+            return Lost(leg.opened.plan.target, cause, str(error), told=True, event=b"" if error.code in marks.CODES else error.event)
         except DivergedError as error:
             self.error = str(error)
             await self._write_end(response, marks.error_event(f"The stream broke off: {error}.", marks.DIVERGED))
@@ -184,7 +184,7 @@ class CarriedStream:
                     if translator.done and translator is not self._carrier.record:
                         break  # the rest of its bytes is of no use
                     piece = await self._read(leg)
-                if not translator.done:
+                if not translator.done and (self._carrier.record.shows_ids or not self._carrier.record.blind):
                     raise UpstreamBrokenError("the stream ended before its end")
                 writing = True
                 await response.write_eof()  # waits for the client like any other write
@@ -246,6 +246,9 @@ class CarriedStream:
 
     async def _end_broken(self, response: RawResponse, lost: Lost, why: str) -> None:
         self.error = lost.why
+        if lost.event and not self._carrier.record.shows_ids:  # not vLLM: its own words are all we know
+            await self._write_end(response, lost.event + DONE)
+            return
         message = f"The stream broke off: {lost.why}. It cannot go on elsewhere: {why}."
         await self._write_end(response, marks.error_event(message[:2000], marks.BROKE))
 
