@@ -69,7 +69,7 @@ class PeerRunner:
         self._legs = (f"{os.urandom(4).hex()}.{number}" for number in itertools.count())
 
     async def settled(self, opened: Opened) -> None:
-        """Wait until a peer has ended an attempt that was closed here; bounded, and a peer that is gone has ended it."""
+        """Wait, bounded, until a peer has ended an attempt that was closed here. One that is gone has ended it."""
         address = self._address_of(opened.plan.target)
         if address is None or not opened.leg:
             return

@@ -3,8 +3,8 @@
 Rules
 1. Every event is made from the first engine's: its id, time, model and form. Choices get their own numbers back.
 2. Tokens are counted here, over all engines; usage and limits follow that count.
-3. A choice ends once: by its own limit, by a stop string matched here, or by what the engine says. What the engine still
-   sends of it is dropped.
+3. A choice ends once: by its own limit, by a stop string matched here, or by what the engine says. What the engine
+   still sends of it is dropped.
 4. Where a client has token ids that were dropped at the seam, the same ids have to come again; others are an error.
 """
 
@@ -116,7 +116,6 @@ class Converter:
         if not isinstance(text, str):
             raise TypeError("text")
         news = self._repeated(line, ids)
-        before = len(choice.ids)
         choice.ids.extend(ids)
         reason, stop_reason = fields.get("finish_reason"), fields.get("stop_reason")
         told = reason is not None
@@ -129,7 +128,7 @@ class Converter:
             if shown.stop is not None:
                 reason, stop_reason = "stop", shown.stop
         self._own_end = self._own_end or (reason is not None and not told)
-        if not text and reason is None and not news and before == len(choice.ids):
+        if not text and reason is None and not news:
             return b""
         choice.text.write(text)
         choice.length += len(text)

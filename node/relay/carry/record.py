@@ -1,8 +1,8 @@
 """What a client has been shown of a streamed answer: enough to go on elsewhere, bounded, microseconds an event.
 
 Rules
-1. `take` reads one event, notes it, and returns what the client may see: the same bytes, but the token ids that only we
-   asked for read `null`, as the engine writes where nobody asks.
+1. `take` reads one event, notes it, and returns what the client may see: the same bytes, but the token ids that only
+   we asked for read `null`, as the engine writes where nobody asks.
 2. What an event adds is noted as streams of text by name (`text`, `reasoning`, arguments of a tool): engines cut the
    same answer into other events when they run it again, but joined they are the same.
 3. `take` raises `RemoteError` when an event is garbage: the leg that sent it is lost, and nothing of it was noted.
@@ -170,13 +170,13 @@ class Record:
             state.safe, state.width = len(state.ids), count
             self._chars += len(text)
         state.opened = True
-        if delta is not None and len(delta) > 1:
+        if delta is not None and (len(delta) > 1 or "content" not in delta):
             self._others(state, delta)
         if fields.get("logprobs") is not None:
             state.logprobs += logprobs_length(fields["logprobs"])
         if (reason := fields.get("finish_reason")) is not None:
             state.finish_reason = str(reason)
-        if self._tokens > MAX_TOKENS or self._chars > MAX_CHARS:
+        if self.blind or self._tokens > MAX_TOKENS or self._chars > MAX_CHARS:
             self._give_up("the answer is too long to be kept")
 
     # --- the rest

@@ -162,11 +162,11 @@ class Replay:
         function = call.get("function") or {}
         left: dict[str, object] = {}
         for member, value in function.items():
+            news = value
             if member in ("name", "arguments") and value is not None:
-                value = known.piece(f"{member} {index}", value)
-                if begun and not value:
-                    continue
-            left[member] = value
+                news = known.piece(f"{member} {index}", value)
+            if news or not begun:
+                left[member] = news
         if begun and not left:
             return None
         rest["function"] = left
