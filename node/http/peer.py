@@ -28,10 +28,10 @@ from node.registry import Registry
 from node.relay.answer import Relay
 from node.relay.call import Busy, Call, Failed, Opened
 from node.relay.carry import hint
-from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER
+from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER, GONE_MAX_S, GONE_PATH, MAX_LEG
 from node.relay.deadlines import Deadlines
 from node.relay.forward import write_load
-from node.relay.handover import Handovers, PeerStream
+from node.relay.handover import Handovers, Leg, PeerStream
 from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
@@ -74,12 +74,20 @@ class PeerRoutes:
         with self._bodies.hold() as held:
             try:
                 plan = self._check(request)
+                if request.raw_path == PEER_PREFIX + GONE_PATH:
+                    return await self._gone(plan, request)
                 call = await self._take(request, arrived, plan, held)
             except ApiFailure as failure:
                 if failure.error.status == 429:
                     return self._busy(Busy(self._settings.name), request_read=False)
                 return self._refuse(failure.error)
             return await self._run(call, plan, request)
+
+    async def _gone(self, plan: Plan, request: web.BaseRequest) -> web.Response:
+        """An entry has closed an attempt, and begins another one elsewhere when this one has ended."""
+        name = internal(header_list(request)).get(CARRY_HEADER, "")
+        await self._handovers.gone((plan.entry, name), GONE_MAX_S)
+        return web.Response()
 
     async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
         # The entry ends it first; this is for an entry that cannot be reached any more.
@@ -95,7 +103,8 @@ class PeerRoutes:
         if isinstance(outcome, Failed):
             return self._refuse(ApiError(503, "target_failed", outcome.why))
         left = None if left_s is None else left_s - (self._clock() - began)
-        return await self._relay(call, outcome, request, left)
+        leg = internal(header_list(request)).get(CARRY_HEADER, "")
+        return await self._relay(call, outcome, request, (plan.entry, leg[:MAX_LEG]), left)
 
     def _check(self, request: web.BaseRequest) -> Plan:
         ours = internal(header_list(request))
@@ -150,7 +159,7 @@ class PeerRoutes:
         return replace(parsed, chunks=chunks, prompt_bytes=size, continues=True)
 
     async def _relay(
-        self, call: Call, opened: Opened, request: web.BaseRequest, left_s: float | None
+        self, call: Call, opened: Opened, request: web.BaseRequest, leg: Leg, left_s: float | None
     ) -> web.StreamResponse:
         headers = for_downstream(opened.upstream.headers) + opened.headers
         relay = Relay(
@@ -164,12 +173,12 @@ class PeerRoutes:
         )
         self._metrics.served.labels(str(opened.upstream.status)).inc()
         whole = False
-        try:
-            with self._handovers.runs(PeerStream(call, relay)):
+        with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
+            try:
                 response = await relay.run(opened.first)
-            whole = relay.error is None
-        finally:
-            opened.end(whole)
+                whole = relay.error is None
+            finally:
+                opened.end(whole)
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:

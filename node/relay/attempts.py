@@ -43,6 +43,7 @@ class Attempts:
         self._busy: list[str] = []
         self._broken = 0
         self._failures: dict[str, str] = {}
+        self._left = ""
 
     @property
     def probing(self) -> bool:
@@ -56,7 +57,8 @@ class Attempts:
 
     def options(self, now: float, *, full: Sequence[str] = ()) -> RouteOptions:
         """The routing options with what was tried, what seems to be ``full``, and the time that is left."""
-        visited = dict.fromkeys((*self._failures, *full, *self._busy))
+        gone = (self._left,) if self._left else ()
+        visited = dict.fromkeys((*self._failures, *full, *self._busy, *gone))
         left = self.time_left(now)
         return replace(
             self.call.options, visited=tuple(visited), deadline_s=0.0 if left is None else max(left, LEAST_S)
@@ -82,6 +84,10 @@ class Attempts:
         """A target could not begin. ``reached``: it had the request."""
         self._failures[target] = why
         self._broken += reached
+
+    def leave_target(self, target: str) -> None:
+        """A target that is in order wants to be rid of it: not there again, until the next one says so."""
+        self._left = target
 
     @property
     def exhausted(self) -> bool:
