@@ -3,8 +3,8 @@
 Rules:
 1. Each refusal books a place for its request (client and body) at a time of its own: one after the other, at
    `BOOKED_SHARE` of the rate at which the line moves. `Retry-After` is that time in whole seconds, rounded up.
-2. What comes again at that time or up to `LATE_S` (and a tenth of what it waited) later is taken in whatever the length of the
-   line. Who comes earlier is a newcomer like any other; the booking stays.
+2. What comes again at that time or up to `LATE_S` (and a tenth of what it waited) later is taken in whatever the
+   length of the line. What comes earlier is a newcomer like any other; the booking stays.
 3. Nothing is kept free for a booking: while it is due, newcomers see one more ahead of them, and the few that may
    always wait (`node.forecast.FEW`) are let in. Clients that never come back cost nobody a place.
 4. Bounded: `MAX_BOOKINGS`, and none further away than `MAX_AFTER_S`. A client that is refused beyond that is told

@@ -188,9 +188,8 @@ class WaitingRoom:
                 return Denial(why, self._after(entrance, now))
         if self._count >= self.limit and not self._make_room(entrance, queue, now):
             return Denial("The queue of this node is full.", self._after(entrance, now))
-        # The queue may have been emptied, and forgotten, for our sake.
-        queue = self._queues.setdefault(entrance.line, queue)
-        if not queue.line:
+        if entrance.line not in self._queues:  # nobody waits there, or the last one had to go for our sake
+            queue = self._queues[entrance.line] = _Queue(now)
             forecast.opened(now, entrance.usual_s)
         ticket = Ticket(self, entrance, now)
         ticket.modest = modest

@@ -1,4 +1,4 @@
-"""A node with a few places that is asked for too much, in virtual time: the room alone, against a plain queue of servers."""
+"""A node with a few places that is asked for too much, in virtual time: the waiting room in front of plain places."""
 
 from __future__ import annotations
 
