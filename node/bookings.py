@@ -1,10 +1,10 @@
 """When a refused client should come back, so that it is taken in then. Pure; ``now`` is monotonic seconds.
 
 Rules:
-1. Each refusal books a place for its client (its API key or address) at a time of its own: one after the other, at
+1. Each refusal books a place for its request (client and body) at a time of its own: one after the other, at
    `BOOKED_SHARE` of the rate at which the line moves. `Retry-After` is that time in whole seconds, rounded up.
-2. Who comes at that time or up to `LATE_S` (and a tenth of what it waited) later is taken in whatever the length of the
-   line. Who comes earlier is a newcomer like any other; the booking stays.
+2. What comes again at that time or up to `LATE_S` (and a tenth of what it waited) later is taken in whatever the
+   length of the line. What comes earlier is a newcomer like any other; the booking stays.
 3. Nothing is kept free for a booking: while it is due, newcomers see one more ahead of them, and the few that may
    always wait (`node.forecast.FEW`) are let in. Clients that never come back cost nobody a place.
 4. Bounded: `MAX_BOOKINGS`, and none further away than `MAX_AFTER_S`. A client that is refused beyond that is told
@@ -18,10 +18,10 @@ from bisect import insort
 from collections import Counter
 from dataclasses import dataclass
 
-#: Longest Retry-After, seconds: common client libraries obey no longer one.
-MAX_AFTER_S = 60
+#: Longest Retry-After, seconds.
+MAX_AFTER_S = 300
 #: Bookings kept for one line.
-MAX_BOOKINGS = 4096
+MAX_BOOKINGS = 8192
 #: Share of the line's rate that is given to those who were refused: the rest is for newcomers, and for errors.
 BOOKED_SHARE = 0.8
 #: How late one may come, seconds; and share of the time that one was told to wait.
@@ -38,6 +38,7 @@ class _Booking:
     due: float
     until: float
     priority: int
+    mark: int
 
 
 class Bookings:
@@ -52,26 +53,26 @@ class Bookings:
     def __len__(self) -> int:
         return self._count
 
-    def book(self, client: str, priority: int, now: float, rate: float) -> int:
-        """Refuse a client; returns after how many seconds it should come back."""
+    def book(self, client: str, mark: int, now: float, *, priority: int = 0, rate: float, ahead: int = 0) -> int:
+        """Refuse a request; returns after how many seconds it should come back, after those ``ahead``."""
         self._forget(now)
-        at = max(self._booked_until, now) + 1.0 / (BOOKED_SHARE * rate)
+        at = max(self._booked_until, now + ahead / rate) + 1.0 / (BOOKED_SHARE * rate)
         after = max(1, math.ceil(at - now))
         if after > MAX_AFTER_S or self._count >= MAX_BOOKINGS:
             return MAX_AFTER_S
         self._booked_until = at
         due = now + after
-        booking = _Booking(due, due + LATE_S + LATE_SHARE * after, priority)
+        booking = _Booking(due, due + LATE_S + LATE_SHARE * after, priority, mark)
         insort(self._clients.setdefault(client, []), booking)
         self._count += 1
         return after
 
-    def take(self, client: str, now: float) -> bool:
-        """Whether this client has come as it was told to; then its booking is used up."""
+    def take(self, client: str, mark: int, now: float) -> bool:
+        """Whether this request has come again as it was told to; then its booking is used up."""
         mine = self._clients.get(client)
         if not mine:
             return False
-        here = [booking for booking in mine if booking.due <= now + EARLY_S and booking.until >= now]
+        here = [b for b in mine if b.mark == mark and b.due <= now + EARLY_S and b.until >= now]
         if not here:
             return False
         mine.remove(here[0])

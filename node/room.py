@@ -9,6 +9,9 @@ Rules:
    was cancelled, or timed out) goes on to the next.
 4. Whoever is let in is told at once when it must go again (`Ticket.denial`): that happens only in favour of somebody
    more important, or of a client with fewer requests, in a full room.
+5. A client that had less than the others lately is let into a line that is too long for them, and before them, as long
+   as no more than `MAX_MODEST` such requests wait: fairness in who is let in, beside fairness in who is next. (What
+   FQ-CoDel, RFC 8290, does with the packets of new flows.)
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from node.bookings import MAX_AFTER_S, Bookings
+from node.bookings import Bookings
 from node.forecast import FEW, MAX_WAIT_S, Forecast
 from node.line import Line, gives_way
 
@@ -27,11 +30,14 @@ from node.line import Line, gives_way
 MAX_LINES = 256
 #: Lines that `snapshot` shows.
 SHOWN_LINES = 16
+#: Requests of modest clients that wait beyond what a line may be long.
+MAX_MODEST = 4
 #: A turn that came to nothing goes on to so many others before the next event.
 MAX_PASSES = 2
 #: Changes of the cluster's state within this time, in seconds, give one turn together: rows come by the hundred.
 STIR_S = 0.02
-#: Somebody of each line decides anew at least this often, in seconds, even when nothing happened that we know of.
+#: Somebody of each line decides anew at least this often, in seconds, even when nothing happened that we know of; and
+#: one of them asks those who seem to be full.
 RETRY_S = 0.5
 
 
@@ -41,6 +47,8 @@ class Entrance:
 
     line: str
     client: str = ""
+    #: By what it is known again when it comes back: the same request has the same.
+    mark: int = 0
     priority: int = 0
     #: It had its turn already and lost the place it was given: it goes to the head of its client's requests.
     first: bool = False
@@ -62,19 +70,34 @@ class Denial:
 class Ticket:
     """One waiting request; made by `WaitingRoom.join`."""
 
-    __slots__ = ("_room", "client", "denial", "joined_at", "line", "priority", "probing", "usual_s", "woken")
+    __slots__ = (
+        "_room",
+        "client",
+        "denial",
+        "joined_at",
+        "line",
+        "mark",
+        "modest",
+        "priority",
+        "probing",
+        "usual_s",
+        "woken",
+    )
 
     def __init__(self, room: WaitingRoom, entrance: Entrance, now: float) -> None:
         self._room = room
         self.line = entrance.line
         self.client = entrance.client
+        self.mark = entrance.mark
         self.priority = entrance.priority
         self.usual_s = entrance.usual_s
+        #: It was let into a line that is too long, because its client has so little of it.
+        self.modest = False
         self.joined_at = now
         self.woken = asyncio.Event()
         #: Set when it must go.
         self.denial: Denial | None = None
-        #: Its turn came because nothing had happened for long: try even those that seem to be full.
+        #: Nobody has asked for a while those who seem to be full: ask them too, what is known of them may be wrong.
         self.probing = False
 
     async def turn(self, timeout_s: float) -> bool:
@@ -100,15 +123,17 @@ class Ticket:
 class _Queue:
     """One line with somebody in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.line: Line[Ticket] = Line()
         self.turn: Ticket | None = None
         self.tried: list[Ticket] = []
         #: Something changed while somebody had the turn.
         self.missed = False
-        self.offered_at = float("-inf")
+        self.offered_at = self.probed_at = now
+        #: Those of rule 5 who wait.
+        self.modest = 0
 
-    def offer(self, now: float, *, probing: bool = False) -> None:
+    def offer(self, now: float) -> None:
         """Something has changed: everybody may try, beginning with the next."""
         if self.turn is not None:
             self.missed = True
@@ -116,6 +141,9 @@ class _Queue:
         self.tried.clear()
         self.missed = False
         self.offered_at = now
+        probing = now - self.probed_at >= RETRY_S
+        if probing:
+            self.probed_at = now
         self.pass_on(probing=probing)
 
     def pass_on(self, *, probing: bool = False) -> None:
@@ -151,25 +179,28 @@ class WaitingRoom:
         """Stand in line, or be denied. The caller must `Ticket.leave` in the end."""
         now = self._clock()
         forecast, bookings = self._known(entrance.line)
-        if not entrance.first and not bookings.take(entrance.client, now):
-            why = self._too_long(entrance, forecast, bookings, now)
-            if why is not None:
+        queue = self._queues.get(entrance.line) or _Queue(now)
+        modest = False
+        if not entrance.first and not bookings.take(entrance.client, entrance.mark, now):
+            why = self._too_long(entrance, queue.line, now)
+            modest = why is not None and self._is_modest(entrance, queue, now)
+            if why is not None and not modest:
                 return Denial(why, self._after(entrance, now))
-        queue = self._queues.get(entrance.line) or _Queue()
         if self._count >= self.limit and not self._make_room(entrance, queue, now):
             return Denial("The queue of this node is full.", self._after(entrance, now))
-        # The queue may have been emptied, and forgotten, for our sake.
-        queue = self._queues.setdefault(entrance.line, queue)
-        if not queue.line:
+        if entrance.line not in self._queues:  # nobody waits there, or the last one had to go for our sake
+            queue = self._queues[entrance.line] = _Queue(now)
             forecast.opened(now, entrance.usual_s)
         ticket = Ticket(self, entrance, now)
-        queue.line.add(ticket, first=entrance.first)
+        ticket.modest = modest
+        queue.modest += modest
+        queue.line.add(ticket, first=entrance.first or modest)
         self._count += 1
         return ticket
 
     def deny(self, ticket: Ticket, why: str) -> Denial:
         """Say when one that waited in vain should come back."""
-        entrance = Entrance(ticket.line, ticket.client, ticket.priority)
+        entrance = Entrance(ticket.line, ticket.client, ticket.mark, ticket.priority)
         return Denial(why, self._after(entrance, self._clock()))
 
     def quit(self, ticket: Ticket, *, served: bool) -> None:
@@ -180,12 +211,13 @@ class WaitingRoom:
         now = self._clock()
         forecast, _ = self._known(ticket.line)
         queue.line.remove(ticket, served=served)
+        queue.modest -= ticket.modest
         self._count -= 1
         if served:
-            forecast.served(now, now - ticket.joined_at, ticket.usual_s)
+            forecast.served(ticket.client, now, waited_s=now - ticket.joined_at, usual_s=ticket.usual_s)
         if not queue.line:
             del self._queues[ticket.line]
-            forecast.emptied(now)
+            forecast.emptied(now, ticket.usual_s)
         elif queue.turn is ticket:
             queue.turn = None
             queue.offer(now)  # also when it was served: where there was one place there may be another
@@ -207,7 +239,7 @@ class WaitingRoom:
         """Nothing has happened for a while, as far as this request of the line can tell."""
         queue, now = self._queues.get(line), self._clock()
         if queue is not None and now - queue.offered_at >= RETRY_S:
-            queue.offer(now, probing=True)
+            queue.offer(now)
 
     def give_way(self, ticket: Ticket) -> None:
         """Called by `Ticket` only."""
@@ -274,31 +306,37 @@ class WaitingRoom:
                 del self._past[name]
         return past
 
-    def _too_long(self, entrance: Entrance, forecast: Forecast, bookings: Bookings, now: float) -> str | None:
+    def _too_long(self, entrance: Entrance, line: Line[Ticket], now: float) -> str | None:
         """Why the line is too long for this request, None when it is not."""
-        queue = self._queues.get(entrance.line)
-        line: Line[Ticket] = queue.line if queue is not None else Line()
+        forecast, bookings = self._known(entrance.line)
         rate = forecast.rate(now, entrance.guess_per_s)
-        longest_s = forecast.longest_s(now, entrance.usual_s)
-        own_patience = entrance.patience_s is not None
-        if entrance.patience_s is not None:
-            longest_s = entrance.patience_s
+        longest_s = entrance.patience_s
+        if longest_s is not None and not forecast.measured():
+            return None  # a guess is no reason to refuse a client that has said how long it would wait
+        if longest_s is None:
+            longest_s = forecast.longest_s(now, entrance.usual_s)
+            if line.ahead(entrance.client, entrance.priority, {}) < FEW:
+                return None
         booked = bookings.soon(now, min(longest_s, MAX_WAIT_S))
         expected_s = (line.ahead(entrance.client, entrance.priority, booked) + 1) / rate
         if expected_s <= longest_s:
-            return None
-        if not own_patience and line.ahead(entrance.client, entrance.priority, {}) < FEW:
-            return None
-        if own_patience and not forecast.measured():
             return None
         return (
             f"Its turn would come in about {_seconds(expected_s)}, and it would wait for {_seconds(longest_s)} at most."
         )
 
+    def _is_modest(self, entrance: Entrance, queue: _Queue, now: float) -> bool:
+        if queue.modest >= MAX_MODEST or entrance.patience_s is not None:
+            return False
+        forecast, _ = self._known(entrance.line)
+        return forecast.modest(entrance.client, queue.line.count(entrance.client, entrance.priority), now)
+
     def _after(self, entrance: Entrance, now: float) -> int:
         forecast, bookings = self._known(entrance.line)
-        after = bookings.book(entrance.client, entrance.priority, now, forecast.rate(now, entrance.guess_per_s))
-        return min(after, MAX_AFTER_S)
+        queue = self._queues.get(entrance.line)
+        ahead = len(queue.line) if queue is not None else 0
+        rate = forecast.rate(now, entrance.guess_per_s)
+        return bookings.book(entrance.client, entrance.mark, now, priority=entrance.priority, rate=rate, ahead=ahead)
 
     def _make_room(self, entrance: Entrance, queue: _Queue, now: float) -> bool:
         """Send somebody less important away; False when there is nobody."""

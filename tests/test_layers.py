@@ -9,7 +9,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {"gossip": {"node", "kvmigrate"}, "kvmigrate": {"node", "gossip"}}
 IMPURE = {"asyncio", "socket", "time", "random", "threading", "subprocess", "selectors", "aiohttp", "logging"}
-CORES = ("node/engine/lifecycle.py", "kvmigrate/connector/scheduler.py", "kvmigrate/connector/mirror.py")
+CORES = (
+    "node/engine/lifecycle.py",
+    "node/line.py",
+    "node/forecast.py",
+    "node/bookings.py",
+    "node/circuits.py",
+    "node/outlook.py",
+    "node/oversize.py",
+    "kvmigrate/connector/scheduler.py",
+    "kvmigrate/connector/mirror.py",
+)
 """Cores that no purity test beside them covers (gossip, kvmigrate and node/routing have one)."""
 
 

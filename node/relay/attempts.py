@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from xxhash import xxh3_64_intdigest
+
 from node.forecast import MAX_WAIT_S
 from node.outlook import Outlook
 from node.plan import Plan, Refusal, RouteOptions
@@ -100,6 +102,7 @@ class Attempts:
         return Entrance(
             line,
             self.call.client,
+            xxh3_64_intdigest(self.call.parsed.body),
             self.call.priority,
             first=self.stood,
             usual_s=outlook.usual_s,

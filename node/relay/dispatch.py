@@ -156,7 +156,7 @@ class Dispatcher:
                     raise Refused(attempt.explain(plan))
                 attempt.must_wait = True
                 continue
-            finish = self._counted(plan)
+            finish = self._cluster.sent(plan)
             try:
                 outcome = await self._runner(plan).open(
                     attempt.fitted(plan, view),
@@ -172,21 +172,20 @@ class Dispatcher:
                 attempt.leave(self._notes, self._clock(), served=True)
                 if attempt.waited_s > 0:
                     outcome.headers = [*outcome.headers, (QUEUED_HEADER, str(round(attempt.waited_s * 1000)))]
-                return outcome, finish
+                return outcome, self._freeing(finish)
             finish(False)
             self._learn(attempt, outcome)
             if attempt.exhausted:
                 raise Refused(attempt.broken())
 
-    def _counted(self, plan: Plan) -> Callable[[bool], None]:
-        """Count a request as sent; when it has ended, there is a place for somebody who waits here."""
-        ended = self._cluster.sent(plan)
+    def _freeing(self, finish: Callable[[bool], None]) -> Callable[[bool], None]:
+        """When a request that ran is over, there is a place for somebody who waits here."""
 
-        def finish(whole: bool) -> None:
-            ended(whole)
+        def finish_and_stir(whole: bool) -> None:
+            finish(whole)
             self._room.stir()
 
-        return finish
+        return finish_and_stir
 
     def _runner(self, plan: Plan) -> Runner:
         return self._local if plan.target == self._name else self._peers

@@ -10,7 +10,7 @@ from node.bookings import BOOKED_SHARE, EARLY_S, LATE_S, MAX_AFTER_S, MAX_BOOKIN
 
 def test_refusals_are_told_to_come_one_after_the_other_as_fast_as_places_become_free() -> None:
     bookings, rate = Bookings(), 2.0
-    told = [bookings.book("a", 0, 100.0, rate) for _ in range(40)]
+    told = [bookings.book("a", 0, 100.0, rate=rate) for _ in range(40)]
     assert told == sorted(told) and told[0] == 1
     assert told[-1] == round(40 / (BOOKED_SHARE * rate))
     bookings.validate()
@@ -18,34 +18,35 @@ def test_refusals_are_told_to_come_one_after_the_other_as_fast_as_places_become_
 
 def test_who_comes_as_told_is_known_and_once_only() -> None:
     bookings = Bookings()
-    after = bookings.book("a", 0, 100.0, 0.5)
-    assert not bookings.take("a", 100.0 + after - 1), "too early"
-    assert not bookings.take("b", 100.0 + after), "somebody else"
-    assert bookings.take("a", 100.0 + after)
-    assert not bookings.take("a", 100.0 + after)
+    after = bookings.book("a", 0, 100.0, rate=0.5)
+    assert not bookings.take("a", 0, 100.0 + after - 1), "too early"
+    assert not bookings.take("b", 0, 100.0 + after), "somebody else"
+    assert not bookings.take("a", 1, 100.0 + after), "another request"
+    assert bookings.take("a", 0, 100.0 + after)
+    assert not bookings.take("a", 0, 100.0 + after)
     bookings.validate()
     assert len(bookings) == 0
 
 
 def test_who_never_comes_is_forgotten() -> None:
     bookings = Bookings()
-    after = bookings.book("a", 0, 0.0, 1.0)
+    after = bookings.book("a", 0, 0.0, rate=1.0)
     assert bookings.soon(float(after), 0.0) == {(0, "a"): 1}
     late = after + LATE_S + after + SWEEP_S
-    assert not bookings.take("a", late)
+    assert not bookings.take("a", 0, late)
     assert not bookings.soon(late, 100.0) and len(bookings) == 0
 
 
 def test_what_is_too_far_away_is_not_promised() -> None:
     bookings = Bookings()
-    told = [bookings.book("a", 0, 0.0, 0.1) for _ in range(20)]
-    assert told[-1] == MAX_AFTER_S and len(bookings) < 20
+    told = [bookings.book("a", 0, 0.0, rate=0.1) for _ in range(40)]
+    assert told[-1] == MAX_AFTER_S and len(bookings) < 40
 
 
 def test_the_number_of_bookings_is_bounded() -> None:
     bookings = Bookings()
     for client in range(MAX_BOOKINGS + 50):
-        assert 1 <= bookings.book(str(client), 0, 0.0, 1e6) <= MAX_AFTER_S
+        assert 1 <= bookings.book(str(client), 0, 0.0, rate=1e6) <= MAX_AFTER_S
     assert len(bookings) == MAX_BOOKINGS
 
 
@@ -57,13 +58,13 @@ def test_every_promise_is_kept_to_whoever_comes_in_time(refusals: list[tuple[str
     for client, pause, rate in refusals:
         now += pause
         for at, name in sorted(item for item in due if item[0] <= now):
-            assert bookings.take(name, at - early)
+            assert bookings.take(name, 0, at - early)
             due.remove((at, name))
         known = len(bookings)
-        after = bookings.book(client, 0, now, rate)
+        after = bookings.book(client, 0, now, rate=rate)
         if len(bookings) > known:
             due.append((now + after, client))
         bookings.validate()
     for at, name in sorted(due):
-        assert bookings.take(name, at - early)
+        assert bookings.take(name, 0, at - early)
     assert len(bookings) == 0

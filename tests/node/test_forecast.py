@@ -25,7 +25,7 @@ def steady(forecast: Forecast, now: float, seconds: float, *, every_s: float, wa
     end = now + seconds
     while now < end:
         now += every_s
-        forecast.served(now, waited_s, USUAL_S)
+        forecast.served("a", now, waited_s=waited_s, usual_s=USUAL_S)
     return now
 
 
@@ -35,7 +35,7 @@ def test_the_rate_is_that_of_the_last_places_while_somebody_waited() -> None:
     forecast.opened(0.0, USUAL_S)
     now = steady(forecast, 0.0, 20.0, every_s=0.25, waited_s=0.1)
     assert forecast.rate(now, 7.0) == pytest.approx(4.0)
-    forecast.emptied(now)
+    forecast.emptied(now, USUAL_S)
     assert forecast.rate(now + 1000, 7.0) == pytest.approx(4.0), "a quiet time says nothing"
     forecast.opened(now + 1000, USUAL_S)
     assert forecast.rate(now + 1031, 7.0) < 1.1, "a line that stands still is slow"
@@ -45,9 +45,9 @@ def test_a_few_places_say_nothing_yet() -> None:
     forecast = Forecast()
     forecast.opened(0.0, USUAL_S)
     for place in range(1, FEWEST_PLACES):
-        forecast.served(float(place), 0.0, USUAL_S)
+        forecast.served("a", float(place), waited_s=0.0, usual_s=USUAL_S)
         assert not forecast.measured()
-    forecast.served(4.0, 0.0, USUAL_S)
+    forecast.served("a", 4.0, waited_s=0.0, usual_s=USUAL_S)
     assert forecast.measured()
 
 
@@ -66,18 +66,21 @@ def test_a_line_that_is_served_quickly_is_none_however_long_it_lasts() -> None:
     assert not forecast.standing(now, USUAL_S)
 
 
-def test_overload_ends_when_the_line_was_empty_for_a_while_and_not_before() -> None:
+def test_overload_ends_when_the_line_is_often_empty_and_not_before() -> None:
     forecast = Forecast()
     forecast.opened(0.0, USUAL_S)
     now = steady(forecast, 0.0, 60.0, every_s=0.5, waited_s=3.0)
     for _ in range(5):
         assert forecast.standing(now, USUAL_S)
-        forecast.emptied(now)
-        now += CALM_SHARE * STANDING_S * 0.9
+        forecast.emptied(now, USUAL_S)
+        now += 0.5 * CALM_SHARE
         forecast.opened(now, USUAL_S)
-    forecast.emptied(now)
-    now += CALM_SHARE * STANDING_S
-    forecast.opened(now, USUAL_S)
+        now += 0.5
+    for _ in range(40):
+        forecast.emptied(now, USUAL_S)
+        now += 0.5
+        forecast.opened(now, USUAL_S)
+        now += 0.5
     assert not forecast.standing(now, USUAL_S)
 
 

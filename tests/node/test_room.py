@@ -95,20 +95,33 @@ async def test_a_more_important_newcomer_has_the_next_turn() -> None:
     assert hall.turns(urgent, usual) == [True, False]
 
 
-async def test_without_any_event_one_tries_now_and_then() -> None:
+async def test_without_any_event_one_tries_now_and_then_even_those_who_seem_full() -> None:
     hall = Hall()
-    first, second = hall.join(), hall.join()
+    only = hall.join()
     hall.room.retry("m")
-    assert hall.turns(first, second) == [True, False] and first.probing
-    await first.turn(0)
-    first.give_way()
-    await second.turn(0)
-    second.give_way()
-    hall.room.retry("m")
-    assert hall.turns(first, second) == [False, False], "not so soon"
-    hall.now += RETRY_S
-    hall.room.retry("m")
-    assert hall.turns(first) == [True]
+    assert hall.turns(only) == [False], "not so soon"
+    for _ in range(3):
+        hall.now += RETRY_S
+        hall.room.retry("m")
+        assert hall.turns(only) == [True] and only.probing
+        await only.turn(0)
+        only.give_way()
+        hall.room.stir()
+        assert hall.turns(only) == [True] and not only.probing
+        await only.turn(0)
+        only.give_way()
+
+
+async def test_those_who_seem_full_are_asked_however_much_happens() -> None:
+    hall, probes = Hall(), 0
+    only = hall.join()
+    for _ in range(100):
+        hall.now += RETRY_S / 10
+        hall.room.stir()
+        await only.turn(0)
+        probes += only.probing
+        only.give_way()
+    assert probes >= 9
 
 
 async def test_changes_of_the_view_come_together() -> None:
@@ -195,12 +208,12 @@ def test_in_overload_only_a_few_wait_and_the_others_are_told_when_to_come() -> N
         hall.now += 0.5
         line.pop(0).leave(served=True)
     assert len(line) == FEW
-    refused = [hall.room.join(entrance) for _ in range(10)]
+    refused = [hall.room.join(replace(entrance, mark=mark)) for mark in range(10)]
     told = [denial.after_s for denial in refused if isinstance(denial, Denial)]
     assert len(told) == len(refused) and told == sorted(told) and told[0] < told[-1] < 15
     hall.now += told[-1]
-    came = [hall.room.join(entrance) for _ in told]
-    assert any(isinstance(ticket, Ticket) for ticket in came), "who comes as told is let in"
+    assert isinstance(hall.room.join(replace(entrance, mark=99)), Denial), "it was told nothing"
+    assert isinstance(hall.room.join(replace(entrance, mark=9)), Ticket), "who comes as told is let in"
     line.pop().leave(served=True)
     assert isinstance(hall.room.join(Entrance("m", "new", usual_s=2.0)), Ticket), "there are always a few"
     hall.room.validate()
@@ -237,7 +250,7 @@ class RoomMachine(RuleBasedStateMachine):
         patience=st.none() | st.floats(0, 9),
     )
     def come(self, client: str, line: str, priority: int, first: bool, patience: float | None) -> None:
-        entrance = Entrance(line, client, priority, first=first, patience_s=patience)
+        entrance = Entrance(line, client, priority=priority, first=first, patience_s=patience)
         full = len(self.hall.room) == self.LIMIT
         joined = self.hall.room.join(entrance)
         if isinstance(joined, Ticket):
