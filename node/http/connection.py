@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._target = b""
         self._pairs: HeaderList = []
         self._headers = 0
+        self._header_bytes = 0
         self._body: Body | None = None
         self._in_head = True
         #: The bytes just taken had the end of a request in them.
@@ -165,7 +166,8 @@ class Connection(asyncio.Protocol):
             if name.lower() != "upgrade"
         ]
         self._parser = HttpRequestParser(self)
-        self._target, self._pairs, self._headers, self._upgrading = b"", [], 0, False
+        self._target, self._pairs, self._headers, self._header_bytes = b"", [], 0, 0
+        self._upgrading = False
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _head_goes_on(self, more: int) -> None:
@@ -173,7 +175,7 @@ class Connection(asyncio.Protocol):
         begun = self._head_bytes > 0
         self._head_bytes += more
         if self._head_bytes > MAX_HEAD:
-            self._refuse(431, "head_too_large", f"The head of a request may have {MAX_HEAD} bytes.")
+            self._refuse(431, "head_too_large", _HEAD_TOO_LARGE)
         elif not begun and self._task_idle:
             self._expect(HEAD_S)
 
@@ -190,6 +192,9 @@ class Connection(asyncio.Protocol):
         if len(name) + len(value) > MAX_HEADER_LINE:
             self._stop(431, "header_too_long", f"A header may have {MAX_HEADER_LINE} bytes.")
         self._headers += 1
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEAD:
+            self._stop(431, "head_too_large", _HEAD_TOO_LARGE)
         if self._headers > MAX_HEADERS:
             self._stop(431, "too_many_headers", f"A request may have {MAX_HEADERS} headers.")
         if self._in_head:
@@ -249,7 +254,7 @@ class Connection(asyncio.Protocol):
         if self._body is not None:
             self._body.end()
         self._body, self._in_head, self._ended = None, True, True
-        self._target, self._pairs, self._headers = b"", [], 0
+        self._target, self._pairs, self._headers, self._header_bytes = b"", [], 0, 0
 
     def _stop(self, status: int, code: str, message: str) -> None:
         self._refuse(status, code, message)
@@ -372,4 +377,5 @@ def _offers_websocket(pairs: HeaderList) -> bool:
     return any(name.lower() == "upgrade" and "websocket" in value.lower() for name, value in pairs)
 
 
+_HEAD_TOO_LARGE = f"The head of a request may have {MAX_HEAD} bytes."
 _REASONS = {414: "URI Too Long", 431: "Request Header Fields Too Large", 505: "HTTP Version Not Supported"}

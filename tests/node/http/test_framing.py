@@ -123,8 +123,9 @@ async def test_chunks_that_are_none_are_refused(nodes: Cluster, how: str) -> Non
         (HEAD + b"X" * MAX_HEADER_LINE + b": b\r\n\r\n", 431),
         (HEAD + b"X-A: b\r\n" * MAX_HEADERS + b"\r\n", 431),
         (HEAD + b"X-A: " + b"b" * MAX_HEAD, 431),
+        (HEAD + (b"X-A: " + b"b" * (MAX_HEADER_LINE - 9) + b"\r\n") * 5 + b"\r\n", 431),
     ],
-    ids=["target", "value", "name", "number", "endless"],
+    ids=["target", "value", "name", "number", "endless", "whole"],
 )
 async def test_heads_are_bounded(nodes: Cluster, head: bytes, status: int) -> None:
     assert statuses(await talk(nodes[0].port, head)) == [status]
