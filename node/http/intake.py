@@ -11,6 +11,7 @@ from aiohttp import HttpVersion11, web
 
 from node.errors import BadRequest
 from node.http.errors import ApiError, ApiFailure
+from node.http.request import Request
 from node.prompt import ParsedRequest, parse_request
 from node.relay.headers import HeaderList, valid_request_id
 
@@ -70,6 +71,8 @@ class Held:
 
 def header_list(request: web.BaseRequest) -> HeaderList:
     """The request's headers in order, duplicates kept."""
+    if isinstance(request, Request):
+        return request.pairs
     return [
         (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
         for name, value in request.raw_headers

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from node.http.admin import Admin
+from node.http.connection import Connection
 from node.http.explain import Explain
 from node.http.health import HealthRoutes
 from node.http.openai import OpenAi
@@ -18,15 +20,8 @@ from node.http.state import StateRoutes
 from node.peers import PEER_PREFIX
 from node.relay.carry.marks import GONE_PATH
 
-#: Header limits towards clients and peers: one line, and how many.
-MAX_HEADER_LINE = 16 * 1024
-MAX_HEADERS = 128
-#: Seconds an idle kept-alive connection stays open: longer than the proxies in front of us keep theirs.
-KEEPALIVE_S = 120.0
-#: Bytes of a request held before its reader is paused.
-READ_BUFFER = 256 * 1024
-#: Seconds that the rest of a refused body is read for, so that the client sees the answer.
-LINGER_S = 2.0
+#: Connections of clients and peers at a time: above, new ones are cut at once.
+MAX_CONNECTIONS = 16_384
 BACKLOG = 1024
 #: Seconds that handlers get to end when they are cut.
 CUT_S = 1.0
@@ -71,33 +66,23 @@ class HttpServer:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._runner: web.ServerRunner | None = None
-        self._site: web.SockSite | None = None
+        self._connections: set[Connection] = set()
+        self._gone = asyncio.Event()
+        self._closed = False
+        self._server: asyncio.Server | None = None
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on ``listener``, which is closed with the server."""
-        server = web.Server(
-            self._handle,
-            handler_cancellation=True,  # a client that goes away ends its work at once
-            auto_decompress=False,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=LINGER_S,
-            read_bufsize=READ_BUFFER,
-            max_line_size=MAX_HEADER_LINE,
-            max_field_size=MAX_HEADER_LINE,
-            max_headers=MAX_HEADERS,
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(self._handle, self, loop), sock=listener, backlog=BACKLOG
         )
-        self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=CUT_S)
-        await self._runner.setup()
-        self._site = web.SockSite(self._runner, listener, backlog=BACKLOG)
-        await self._site.start()
 
     async def stop_accepting(self) -> None:
         """Take no new connections; open ones go on."""
-        if self._site is not None:
-            site, self._site = self._site, None
-            await site.stop()
+        if self._server is not None:
+            server, self._server = self._server, None
+            server.close()
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
@@ -113,9 +98,30 @@ class HttpServer:
             if self._active == 0:
                 self._idle.set()
 
+    # --- `node.http.connection.Connections`
+
+    def opened(self, connection: Connection) -> bool:
+        """Count a connection; False when there are too many, or it was accepted just before we closed."""
+        if self._closed or len(self._connections) >= MAX_CONNECTIONS:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """Count it no more."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._gone.set()
+
     async def close(self) -> None:
         """Close everything and cut what still runs. Idempotent."""
-        self._site = None
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        self._closed = True
+        await self.stop_accepting()
+        for connection in list(self._connections):
+            connection.cut()
+        if self._connections:
+            self._gone.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_S):
+                    await self._gone.wait()
+                    await self._idle.wait()

@@ -194,10 +194,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End an answer whose length is the connection's, fail any other that is not whole."""
         self._transport = None
-        if self._reading and not self._complete:
+        if self._reading and not self._complete and self._error is None:
             if exc is None and self._head_done and not self._sized:
                 self._complete = True
-            elif self._error is None:
+            else:
                 self._error = ConnectionResetError(str(exc) if exc is not None else "the connection was closed")
         self._wake()
         self._on_lost(self)
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
         if not self._head_done:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
-                self._broken(f"the head of the answer is longer than {MAX_HEAD} bytes")
+                self._broken(_HEAD_TOO_LONG)
         if self._size > HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -231,11 +231,18 @@ class Connection(asyncio.Protocol):
 
     def on_status(self, reason: bytes) -> None:
         """Take (a part of) the reason."""
+        if self._complete:
+            self._keep = False  # a second answer: nobody asked for it
+            return
         self.reason += reason.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; those behind the body say nothing that goes on."""
         if self._head_done:
+            return
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD:
+            self._broken(_HEAD_TOO_LONG)
             return
         lower = name.lower()
         if lower in _FRAMING:
@@ -244,6 +251,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole, unless it only announces another one."""
+        if self._complete:
+            return
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self.headers, self.reason, self._sized = [], "", False
@@ -254,6 +263,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Take a piece."""
+        if self._complete:
+            return
         self._pieces.append(data)
         self._size += len(data)
 
@@ -269,3 +280,4 @@ class Connection(asyncio.Protocol):
 _JOINED = 64 * 1024
 _FRAMING = (b"content-length", b"transfer-encoding")
 _NO_BODY = (204, 304)
+_HEAD_TOO_LONG = f"the head of the answer is longer than {MAX_HEAD} bytes"

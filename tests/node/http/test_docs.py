@@ -6,8 +6,8 @@ from pathlib import Path
 from node.eligible import _CAUSES
 
 ROOT = Path(__file__).parents[3]
-#: How a code is written in the sources: `ApiError(404, "not_found"`, `Refusal(503, "no_live_node"`, `code="..."`.
-WRITTEN = re.compile(r"""(?:ApiError|Refusal)\(\s*\d{3},\s*"(\w+)"|code="(\w+)\"""")
+#: How a code is written in the sources: `ApiError(404, "not_found"`, `Refusal(503, ...`, `_stop(400, ...`, `code="`.
+WRITTEN = re.compile(r"""(?:ApiError|Refusal|_stop|_refuse)\(\s*\d{3},\s*"(\w+)"|code="(\w+)\"""")
 
 
 def test_every_error_code_is_documented() -> None:
