@@ -30,7 +30,7 @@ from .digest import DIGEST_BYTES, block_digest
 from .errors import InvariantError, LocalError
 from .fingerprint import NO_FINGERPRINT
 from .layout import FINGERPRINT_BYTES, HASH_BYTES, FileHeader, Geometry
-from .leases import Lease, LeaseBook
+from .leases import MAX_BYTES_PER_PEER, PEER_SHARE, Lease, LeaseBook
 from .pool_file import PoolFile
 from .pool_types import Block, Cleared, Committed, Evicted, PoolEvent, PoolStats, Slot
 from .slot_table import SlotTable
@@ -208,7 +208,7 @@ class BlockPool:
             now = self._clock()
             self._table.expire(now)
             block = group[rank]
-            return self._leases.take(block.index, block.generation, peer, until, now)
+            return self._leases.take(block.index, block.generation, block.nbytes, peer=peer, until=until, now=now)
 
     def leased(self, lease: Lease) -> tuple[Block, memoryview] | None:
         """Return a leased block and its bytes; None when the lease is over or the block was dropped."""
@@ -287,6 +287,7 @@ class BlockPool:
                 corrupt=c["corrupt"],
                 reclaimed=c["reclaimed"],
                 expired_leases=self._leases.expired,
+                refused_leases=self._leases.refused,
             )
 
     def validate(self) -> None:
@@ -307,6 +308,7 @@ class BlockPool:
 
     def _new_table(self) -> SlotTable:
         self._leases.clear()
+        self._leases.quota_bytes = min(MAX_BYTES_PER_PEER, self._header.geometry.total_bytes // PEER_SHARE)
         headers = _FileHeaders(self._file, self._header.geometry)
         return SlotTable(self._header, headers, self._leases, self._tell)
 

@@ -79,3 +79,4 @@ class PoolStats:
     corrupt: int  #: stored blocks whose bytes had changed
     reclaimed: int  #: grants taken back from writers that went away
     expired_leases: int
+    refused_leases: int  #: over the peer's quota of bytes

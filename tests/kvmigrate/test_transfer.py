@@ -19,7 +19,8 @@ from kvmigrate.digest import block_digest
 from kvmigrate.errors import LocalError, RemoteError
 from kvmigrate.handshake import SourceHandshake
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, Reason, check_manifest
+from kvmigrate.pull import check_manifest
+from kvmigrate.puller import Puller, PullLimits, Reason
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
 
@@ -321,7 +322,7 @@ class BadSource:
             while True:
                 request = transport.receive(deadline)
                 if isinstance(request, wire.Lookup):
-                    transport.send(wire.Manifest(self._entries), deadline)
+                    transport.send(wire.Manifest("", 0, self._entries), deadline)
                 elif isinstance(request, wire.Fetch):
                     self._behave(transport, request, deadline)
         except (OSError, RemoteError):
@@ -473,7 +474,7 @@ def entry(n: int, rank: int = 0, nbytes: int = BLOCK) -> wire.Entry:
 )
 def test_manifests_that_contradict_themselves_are_refused(entries: tuple[wire.Entry, ...]) -> None:
     with pytest.raises(RemoteError):
-        check_manifest(wire.Manifest(entries), 2, BLOCK)
+        check_manifest(wire.Manifest("", 0, entries), 2, BLOCK)
 
 
 SOURCE = """

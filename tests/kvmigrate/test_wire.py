@@ -25,9 +25,23 @@ MESSAGES = st.one_of(
     st.builds(wire.Lookup, DIGEST, st.integers(0, 64), st.lists(st.integers(0, 2**64 - 1), max_size=30).map(tuple)),
     st.builds(
         wire.Manifest,
+        TEXT,
+        st.integers(0, 2**64 - 1),
         st.lists(st.builds(wire.Entry, HASH, RANK, st.integers(1, 1 << 28), DIGEST), max_size=20).map(tuple),
     ),
     st.builds(wire.Fetch, KEYS),
+    st.builds(wire.Pin, KEYS),
+    st.builds(
+        wire.Pinned,
+        st.lists(st.builds(wire.Place, st.integers(0, (1 << 20) - 1), st.integers(0, 2**64 - 1)), max_size=20).map(
+            tuple
+        ),
+    ),
+    st.just(wire.Unpin()),
+    st.builds(
+        wire.Unlike,
+        st.lists(st.tuples(TEXT, st.integers(0, 2**64 - 1) | st.text(max_size=256)), max_size=20).map(tuple),
+    ),
     st.builds(wire.BlockHeader, st.integers(0, 1023), st.integers(1, 1 << 28), DIGEST),
     st.builds(wire.Miss, st.integers(0, 1023)),
     st.builds(wire.Corrupt, KEYS),
@@ -56,7 +70,7 @@ def test_every_message_comes_back_as_it_was_sent(message: wire.Message) -> None:
 def test_the_largest_manifest_and_lookup_fit_a_frame() -> None:
     entry = wire.Entry(bytes(32), 63, 1 << 28, bytes(16))
     for message in (
-        wire.Manifest((entry,) * wire.MAX_ENTRIES),
+        wire.Manifest("x" * 255, 2**64 - 1, (entry,) * wire.MAX_ENTRIES),
         wire.Lookup(bytes(16), 64, (2**64 - 1,) * wire.MAX_CHUNKS),
         wire.Fetch((wire.Key(bytes(32), 63),) * wire.MAX_FETCH),
     ):
@@ -111,8 +125,14 @@ def test_a_damaged_frame_raises_the_remote_kind_or_is_a_message(message: wire.Me
     [
         frame(5, [bytes(16), 1, list(range(wire.MAX_CHUNKS + 1))]),
         frame(7, [[[bytes(32), 0]] * (wire.MAX_FETCH + 1)]),
-        frame(6, [[[bytes(32), 0, (256 << 20) + 1, bytes(16)]]]),
-        frame(6, [[[bytes(32), 64, 1, bytes(16)]]]),
+        frame(6, ["", 0, [[bytes(32), 0, (256 << 20) + 1, bytes(16)]]]),
+        frame(6, ["", 0, [[bytes(32), 64, 1, bytes(16)]]]),
+        frame(6, ["x" * 256, 0, []]),
+        frame(6, ["", 2**64 - 1, [[bytes(32), 0, 1, bytes(16)]] * (wire.MAX_ENTRIES + 1)]),
+        frame(14, [[[1 << 20, 2]]]),
+        frame(14, [[[1, 2]] * (wire.MAX_FETCH + 1)]),
+        frame(16, [[["name", "x" * 257]]]),
+        frame(16, [[["name", 1]] * (wire.MAX_FIELDS + 1)]),
         frame(12, ["x" * 65, ""]),
         wire._prefix(wire.Kind.BLOCK, 0, 0, bytes(16)),
         wire._prefix(wire.Kind.BLOCK, wire.MAX_FETCH, 1, bytes(16)),
