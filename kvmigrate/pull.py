@@ -22,6 +22,9 @@ from .ways import FromFile, OverTcp, Way
 
 #: Times that a source is dialled again after its connection was cut in a transfer.
 RESUMES: Final = 1
+#: Bytes that are pinned together; two such windows are under way. Small, because a source lets one peer hold only a
+#: part of its pool, and large against the time of a round trip on one host.
+PIN_WINDOW_BYTES: Final = 8 << 20
 #: Sources that one pull asks.
 MAX_SOURCES: Final = 4
 
@@ -218,7 +221,8 @@ class Pull:
         file = self._neighbour(manifest) if missing else None
         way: Way = FromFile(transport, file) if file is not None else OverTcp(transport)
         attempt.way = way.name if missing else ""
-        attempt.fetching = fetching = Fetching(self._pool, way, missing, self._window_bytes)
+        window_bytes = min(self._window_bytes, PIN_WINDOW_BYTES) if file is not None else self._window_bytes
+        attempt.fetching = fetching = Fetching(self._pool, way, missing, window_bytes)
         try:
             reason = Reason(fetching.run(deadline))
         finally:

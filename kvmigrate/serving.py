@@ -105,8 +105,7 @@ class Serving:
 
     def _fetch(self, keys: Sequence[wire.Key], deadline: Deadline) -> None:
         if not self._turns.acquire(timeout=self._busy_wait_s):
-            self._count("busy", 1)
-            self._transport.send(wire.Busy(), deadline)
+            self._transport.send(self._busy(), deadline)
             return
         try:
             self._send_blocks(keys, deadline)
@@ -143,14 +142,20 @@ class Serving:
 
     def _pin(self, keys: Sequence[wire.Key]) -> wire.Message:
         if len(self._pins) >= MAX_PINS:
-            return wire.Busy()
+            return self._busy()
         leases = self._lease(keys)
+        if not leases and keys and self._pool.lookup([keys[0].block_hash], keys[0].rank, use=False):
+            return self._busy()  # it is here: the peer's quota is used up
         self._pins.append(leases)
         if len(leases) < len(keys):
             self._count("misses", 1)
         self._count("pinned_blocks", len(leases))
         self._count("pinned_bytes", sum(lease.nbytes for lease in leases))
         return wire.Pinned(tuple(wire.Place(lease.slot, lease.generation) for lease in leases))
+
+    def _busy(self) -> wire.Busy:
+        self._count("busy", 1)
+        return wire.Busy()
 
     def _lease(self, keys: Sequence[wire.Key]) -> list[Lease]:
         """Hold as many of these as are here and within the peer's quota."""
