@@ -3,7 +3,7 @@
 How a puller knows that a source is its neighbour, and what a lying one gains:
 1. The source names its file and the file's instance number (63 random bits, in the header of the file only) over the
    authenticated connection. A source on another host names a file that is not here, or another instance.
-2. Only a bare name with our suffix is opened, only in the directory of our own pool, never through a link, only a
+2. Only a bare name that ends as our own is opened, only in the directory of our own pool, never through a link, only a
    regular file of our own user that others cannot write, and only for reading. Its own pool is not opened.
 3. The mapping is private: whatever this code does, no byte of the file changes.
 4. A block counts only with the digest of the manifest, as if it had come over the wire. So a source that points at
@@ -27,7 +27,6 @@ from . import layout
 from .digest import RunningDigest
 from .errors import RemoteError
 from .layout import Geometry
-from .pool_file import SUFFIX
 
 #: Copied at a time: still in the L2 cache when it is hashed.
 COPY_BYTES: Final = 256 << 10
@@ -50,7 +49,7 @@ class NeighbourFile:
     @classmethod
     def open(cls, own: Path, name: str, instance: int) -> NeighbourFile | None:
         """Map the file `name` beside our own pool; None when it is not there, not ours to read, or another one."""
-        if name != os.path.basename(name) or not name.endswith(SUFFIX) or name == own.name:  # noqa: PTH119 - no path
+        if name != os.path.basename(name) or not name.endswith(own.suffix) or name == own.name:  # noqa: PTH119 - no path
             return None
         try:
             fd = os.open(own.parent / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -99,13 +99,12 @@ class Puller:
         """Prove these keys on new connections; warm ones go on."""
         self._dialer.rekey(secret)
 
-    async def pull(
-        self, address: str, chunks: Sequence[int], deadline_s: float, others: Sequence[Source] = ()
-    ) -> PullResult:
-        """Get the blocks of a chain of chunk hashes from the source at `address` ("host:port").
+    async def pull(self, sources: str | Sequence[Source], chunks: Sequence[int], deadline_s: float) -> PullResult:
+        """Get the blocks of a chain of chunk hashes from a source, or from several, one after the other.
 
-        `others` are asked, in this order, for what the sources before them could not give. Returns within `deadline_s`
-        seconds. A second pull of the same chain waits for the first one's result.
+        A source is asked when those before it failed, or were asked for less of the chain. A string is one source by
+        its address ("host:port"). Returns within `deadline_s` seconds. A second pull of the same chain waits for the
+        first one's result.
         """
         started = self._clock()
         chain = tuple(chunks[: wire.MAX_CHUNKS])
@@ -117,8 +116,8 @@ class Puller:
         elif self._closed or len(self._flights) >= self._limits.waiting:
             return self._ended(PullResult(0, 0, 0.0, Reason.BUSY))
         else:
-            sources = [Source(address, len(chain)), *others]
-            flight = self._launch(sources, chain, Deadline(self._clock, deadline_s, self._limits.stall_s))
+            asked = [Source(sources)] if isinstance(sources, str) else list(sources)
+            flight = self._launch(asked, chain, Deadline(self._clock, deadline_s, self._limits.stall_s))
         try:
             # shielded: when this caller goes away, the blocks are still worth having
             result = await asyncio.wait_for(asyncio.shield(flight), deadline_s + _GRACE_S)
