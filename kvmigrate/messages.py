@@ -45,6 +45,45 @@ class Lookup:
     chunks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Which of these blocks, from the front on, are there? Answered as LOOKUP is."""
+
+    fingerprint: bytes
+    ranks: int
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Which chains are used most there? At most so many blocks in all."""
+
+    blocks: int
+
+
+class Label(NamedTuple):
+    """A chunk, how many blocks of its chain cover it and all before it, how many of them it alone, and its tokens."""
+
+    chunk: int
+    end: int
+    own: int
+    tokens: int
+
+
+class Chain(NamedTuple):
+    """Block hashes in chain order, and the chunks that they cover."""
+
+    hashes: tuple[bytes, ...]
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The hottest chains, the hottest first."""
+
+    chains: tuple[Chain, ...]
+
+
 class Entry(NamedTuple):
     """A block that the source holds."""
 
@@ -156,8 +195,11 @@ Message = (
     | Proof
     | Welcome
     | Lookup
+    | Find
     | Manifest
     | Unlike
+    | Hot
+    | Chains
     | Fetch
     | BlockHeader
     | Miss

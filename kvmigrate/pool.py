@@ -84,6 +84,7 @@ class BlockPool:
                 self._replace_file(geometry, fingerprint_digest)
             finally:
                 self._counts += self._table.counts
+                self._counts["recalled"] += self._table.lru.recalled
                 self._table = self._new_table()
                 self._tell_cleared(gone)
             return False
@@ -230,6 +231,11 @@ class BlockPool:
         with self._lock:
             return [block for h in self._table.readable() for block in (self._table.group(h) or {}).values()]
 
+    def uses(self, hashes: Iterable[bytes]) -> list[int]:
+        """Return how often each block was used since it came; 0 for one that is not here."""
+        with self._lock:
+            return [self._table.lru.uses(block_hash) for block_hash in hashes]
+
     # -- removing ------------------------------------------------------------------------------------------------
 
     def evict(self, block_hash: bytes) -> bool:
@@ -277,6 +283,7 @@ class BlockPool:
                 blocks=len(table.readable()),
                 partial=table.partial,
                 protected=table.lru.protected,
+                recalled=c["recalled"] + table.lru.recalled,
                 leases=len(self._leases),
                 used_bytes=sum(block.nbytes for block in table.blocks()),
                 hits=c["hits"],

@@ -69,6 +69,7 @@ class PoolStats:
     blocks: int  #: readable: present on all ranks
     partial: int  #: present on some ranks
     protected: int  #: used more than once
+    recalled: int  #: stored again soon after they were evicted, and protected for it
     leases: int
     used_bytes: int
     hits: int  #: blocks found by lookup

@@ -15,6 +15,7 @@ from . import wire
 from .dialer import Dialer
 from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
+from .fingerprint import differences
 from .neighbour import NeighbourFile, Neighbours
 from .pool import BlockPool
 from .transport import Deadline, Transport, unexpected
@@ -47,6 +48,8 @@ class Reason(StrEnum):
     UNCONFIGURED = "unconfigured"  #: no engine has said yet what our blocks are
 
 
+#: Makes the question, from our fingerprint and ranks.
+Ask = Callable[[bytes, int], wire.Message]
 #: What no other source could change.
 _FINAL: Final = frozenset({Reason.DEADLINE, Reason.FULL, Reason.UNCONFIGURED})
 
@@ -139,7 +142,7 @@ class Pull:
             if place and (source.chunks <= covered or deadline.left() <= 0):
                 continue
             for _ in range(1 + RESUMES):
-                part = self._attempt(source, chain[: source.chunks], deadline)
+                part = self.attempt(source.address, _lookup(chain[: source.chunks]), deadline)
                 yield part
                 if not part.cut or deadline.left() <= 0:
                     break
@@ -148,18 +151,19 @@ class Pull:
             if part.reason is Reason.COMPLETE:
                 covered = source.chunks
 
-    def _attempt(self, source: Source, chain: Sequence[int], deadline: Deadline) -> Part:
+    def attempt(self, address: str, ask: Ask, deadline: Deadline) -> Part:
+        """Ask one source once, and fetch what it has and we lack."""
         attempt = _Attempt(self._clock())
         cut = False
         try:
-            reason = self._over_connection(source.address, chain, deadline, attempt)
+            reason = self._over_connection(address, ask, deadline, attempt)
         except TimeoutError as error:
             reason, attempt.detail = (Reason.DEADLINE if deadline.left() <= 0 else Reason.STALLED), str(error)
         except (OSError, KvError) as error:
             reason, attempt.detail, cut = Reason.BROKEN, str(error), isinstance(error, OSError)
         fetching = attempt.fetching
         return Part(
-            address=source.address,
+            address=address,
             reason=reason,
             blocks=fetching.blocks if fetching else 0,
             bytes=fetching.bytes if fetching else 0,
@@ -171,13 +175,13 @@ class Pull:
             cut=cut,
         )
 
-    def _over_connection(self, address: str, chain: Sequence[int], deadline: Deadline, attempt: _Attempt) -> Reason:
+    def _over_connection(self, address: str, ask: Ask, deadline: Deadline, attempt: _Attempt) -> Reason:
         header = self._pool.header
         if not header.geometry.slots:
             return Reason.UNCONFIGURED
-        lookup = wire.Lookup(header.fingerprint, header.geometry.ranks, tuple(chain))
+        request = ask(header.fingerprint, header.geometry.ranks)
         try:
-            transport, answer = self._dialer.ask(address, lookup, deadline.within(self._begin_s))
+            transport, answer = self._dialer.ask(address, request, deadline.within(self._begin_s))
         except RemoteError as error:
             attempt.detail = str(error)
             return Reason.REFUSED
@@ -237,6 +241,10 @@ class Pull:
         return self._neighbours.borrow(manifest.file, manifest.instance) if self._neighbours is not None else None
 
 
+def _lookup(chain: Sequence[int]) -> Ask:
+    return lambda fingerprint, ranks: wire.Lookup(fingerprint, ranks, tuple(chain))
+
+
 class _Attempt:
     """An attempt's progress, kept apart so that it can be told after a failure too."""
 
@@ -261,16 +269,3 @@ def check_manifest(manifest: wire.Manifest, ranks: int, block_bytes: int) -> lis
         if entry.nbytes > block_bytes:
             raise RemoteError("transfer: a block is larger than ours can be")
     return hashes
-
-
-def differences(ours: dict[str, str | int], theirs: dict[str, str | int]) -> str:
-    """Say in which fields two fingerprints differ: "block_size is 64 there and 128 here"."""
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    if not ours or not theirs or not names:
-        return "the blocks there are of another model or engine configuration"
-    told = (f"{name} is {_shown(theirs.get(name))} there and {_shown(ours.get(name))} here" for name in names)
-    return ", ".join(told)
-
-
-def _shown(value: str | int | None) -> str:
-    return "unknown" if value in {None, "", 0} else str(value)

@@ -28,8 +28,9 @@ from .neighbour import Neighbours
 from .pool import BlockPool
 from .pull import Pull, PullResult, Reason, Source
 from .transport import Deadline
+from .warm import Warming, WarmResult
 
-__all__ = ["PullLimits", "PullResult", "Puller", "PullerStats", "Reason", "Source"]
+__all__ = ["PullLimits", "PullResult", "Puller", "PullerStats", "Reason", "Source", "WarmResult"]
 
 #: Deadline of the event loop's side beyond the thread's: for handing the result over.
 _GRACE_S: Final = 0.25
@@ -88,6 +89,7 @@ class Puller:
         self._describe = describe
         self._neighbours = Neighbours(pool.path) if same_host else None
         self._flights: dict[tuple[int, ...], asyncio.Task[PullResult]] = {}
+        self._warming: set[asyncio.Future[WarmResult]] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._takers: Counter[str] = Counter()  # who wait for a turn or have one, by source
         self._lock = threading.Lock()
@@ -125,6 +127,23 @@ class Puller:
         except TimeoutError:
             return PullResult(0, 0, self._clock() - started, Reason.DEADLINE)  # counted when its thread is done
 
+    async def warm(self, address: str, max_bytes: int, deadline_s: float) -> WarmResult:
+        """Copy what is used most at `address`, at most `max_bytes`; returns within `deadline_s` seconds.
+
+        One at a time: a second one is told that we are busy.
+        """
+        if self._closed or self._warming:
+            return WarmResult(Reason.BUSY)
+        deadline = Deadline(self._clock, deadline_s, self._limits.stall_s)
+        warming = Warming(self._pool, self._dialer, self._new_pull(), self._begin_s)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, warming.run, address, max_bytes, deadline)
+        self._warming.add(work)
+        work.add_done_callback(self._warming.discard)
+        try:
+            return await asyncio.wait_for(asyncio.shield(work), deadline_s + _GRACE_S)
+        except TimeoutError:
+            return WarmResult(Reason.DEADLINE)
+
     def stats(self) -> PullerStats:
         """Return the counters as of now."""
         with self._lock:
@@ -141,7 +160,7 @@ class Puller:
         """Break off all pulls and close all connections. Idempotent."""
         self._closed = True
         self._dialer.close()
-        await asyncio.gather(*self._flights.values(), return_exceptions=True)
+        await asyncio.gather(*self._flights.values(), *self._warming, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._neighbours is not None:
             self._neighbours.close()
@@ -184,14 +203,19 @@ class Puller:
 
     def _run(self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline) -> PullResult:
         """A whole pull, in a thread."""
-        limits = self._limits
-        pull = Pull(
+        return self._ended(self._new_pull().run(sources, chain, deadline))
+
+    def _new_pull(self) -> Pull:
+        return Pull(
             self._pool,
             self._dialer,
             self._neighbours,
-            begin_s=limits.connect_s + limits.lookup_s,
-            window_bytes=limits.window_bytes,
+            begin_s=self._begin_s,
+            window_bytes=self._limits.window_bytes,
             describe=self._describe,
             clock=self._clock,
         )
-        return self._ended(pull.run(sources, chain, deadline))
+
+    @property
+    def _begin_s(self) -> float:
+        return self._limits.connect_s + self._limits.lookup_s

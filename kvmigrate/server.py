@@ -27,7 +27,7 @@ from .errors import LocalError, RemoteError
 from .handshake import Secrets, SourceHandshake
 from .leases import MAX_LEASE_S
 from .pool import BlockPool
-from .serving import LEASE_WINDOW, Describe, Resolve, Serving
+from .serving import LEASE_WINDOW, Describe, Hottest, Resolve, Serving
 from .transport import Deadline, Transport
 
 _JOIN_S: Final = 2.0
@@ -76,8 +76,9 @@ class TransferServer:
     """Serve a pool over TCP.
 
     `resolve` turns chunk hashes (chain order) into block hashes (chain order); it is called in a transfer thread and
-    must be thread-safe; so is `describe`, which gives the fingerprint's readable fields. `secret` is the cluster key,
-    or several of them, `label` the cluster's name. `port` 0 picks one.
+    must be thread-safe; so are `describe`, which gives the fingerprint's readable fields, and `hottest`, which gives
+    the chains that are used most, so many blocks in all. `secret` is the cluster key, or several of them, `label` the
+    cluster's name. `port` 0 picks one.
     """
 
     def __init__(
@@ -90,12 +91,14 @@ class TransferServer:
         host: str = "127.0.0.1",
         port: int = 0,
         describe: Describe = dict,
+        hottest: Hottest = lambda blocks: (),
         limits: ServerLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._resolve = resolve
         self._describe = describe
+        self._hottest = hottest
         self._secret = secret
         self._label = label
         self._address = (host, port)
@@ -229,6 +232,7 @@ class TransferServer:
             peer,
             resolve=self._resolve,
             describe=self._describe,
+            hottest=self._hottest,
             turns=self._turns,
             busy_wait_s=self._limits.busy_wait_s,
             count=self._count,

@@ -28,6 +28,7 @@ MAX_PINS: Final = 4
 
 Resolve = Callable[[Sequence[int]], Sequence[bytes]]
 Describe = Callable[[], Mapping[str, str | int]]
+Hottest = Callable[[int], Sequence[wire.Chain]]
 Count = Callable[[str, int], None]
 
 
@@ -42,6 +43,7 @@ class Serving:
         *,
         resolve: Resolve,
         describe: Describe,
+        hottest: Hottest,
         turns: threading.Semaphore,
         busy_wait_s: float,
         count: Count,
@@ -52,6 +54,7 @@ class Serving:
         self._peer = peer
         self._resolve = resolve
         self._describe = describe
+        self._hottest = hottest
         self._turns = turns
         self._busy_wait_s = busy_wait_s
         self._count = count
@@ -61,8 +64,10 @@ class Serving:
     def answer(self, request: wire.Message, deadline: Deadline) -> None:
         """Answer one request; raises RemoteError for what is none, and what `Transport` raises."""
         match request:
-            case wire.Lookup():
+            case wire.Lookup() | wire.Find():
                 self._transport.send(self._look_up(request), deadline)
+            case wire.Hot():
+                self._transport.send(wire.Chains(tuple(self._hottest(request.blocks))), deadline)
             case wire.Fetch():
                 self._fetch(request.keys, deadline)
             case wire.Pin():
@@ -81,7 +86,7 @@ class Serving:
         while self._pins:
             self._release(self._pins.popleft())
 
-    def _look_up(self, request: wire.Lookup) -> wire.Message:
+    def _look_up(self, request: wire.Lookup | wire.Find) -> wire.Message:
         self._count("lookups", 1)
         header = self._pool.header
         if not matching(header.fingerprint, request.fingerprint):
@@ -90,10 +95,12 @@ class Serving:
         if header.geometry.ranks != request.ranks:
             return wire.Error("ranks", f"the blocks here have {header.geometry.ranks} ranks")
         try:
-            hashes = list(self._resolve(request.chunks))[: wire.MAX_ENTRIES // request.ranks]
+            found = self._resolve(request.chunks) if isinstance(request, wire.Lookup) else request.hashes
         except KvError as error:
             return wire.Error("resolve", str(error)[: wire.MAX_TEXT])
-        by_rank = [self._pool.lookup(hashes, rank, use=rank == 0) for rank in range(request.ranks)]
+        hashes = list(found)[: wire.MAX_ENTRIES // request.ranks]
+        counts = isinstance(request, wire.Lookup)  # a copy of what is hot makes nothing hotter
+        by_rank = [self._pool.lookup(hashes, rank, use=counts and rank == 0) for rank in range(request.ranks)]
         blocks = [block for shards in zip(*by_rank, strict=False) for block in shards]
         entries = tuple(wire.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks)
         return wire.Manifest(self._pool.path.name, header.instance, entries)

@@ -12,6 +12,8 @@ straight into shared memory; `index` is the block's place in the FETCH, `digest`
     LOOKUP(fingerprint, ranks, chunks)
                                 MANIFEST(file, instance, [hash, rank, nbytes, digest]...)   the longest prefix on all
                                                               ranks | UNLIKE(fields)   another fingerprint
+    FIND(fingerprint, ranks, hashes)                          the same for block hashes
+    HOT(blocks)                 CHAINS([hashes, [chunk, end, own, tokens]...]...)   what is used most there
     FETCH([hash, rank]...)
                                 BLOCK + bytes | MISS(index)   in order, one for each; MISS ends the FETCH
     PIN([hash, rank]...)                                      on the same host, instead of FETCH
@@ -41,13 +43,18 @@ from .layout import FINGERPRINT_BYTES, HASH_BYTES, MAX_BLOCK_BYTES, MAX_RANKS, M
 from .messages import (
     BlockHeader,
     Busy,
+    Chain,
+    Chains,
     Challenge,
     Corrupt,
     Entry,
     Error,
     Fetch,
+    Find,
     Hello,
+    Hot,
     Key,
+    Label,
     Lookup,
     Manifest,
     Message,
@@ -64,14 +71,19 @@ from .messages import (
 __all__ = [
     "BlockHeader",
     "Busy",
+    "Chain",
+    "Chains",
     "Challenge",
     "Corrupt",
     "Entry",
     "Error",
     "Fetch",
+    "Find",
     "Hello",
+    "Hot",
     "Key",
     "Kind",
+    "Label",
     "Lookup",
     "Manifest",
     "Message",
@@ -95,11 +107,15 @@ MAX_CONTROL_BYTES: Final = 1 << 20
 MAX_CHUNKS: Final = 8192
 #: Blocks x ranks of one MANIFEST; as many fit MAX_CONTROL_BYTES.
 MAX_ENTRIES: Final = 8192
+#: Chains of one CHAINS; their hashes, and their chunks, are MAX_ENTRIES in all.
+MAX_CHAINS: Final = 256
 #: Blocks of one FETCH or PIN.
 MAX_FETCH: Final = 1024
 MAX_NAME: Final = 64
 MAX_TEXT: Final = 1024
 MAX_FILE_NAME: Final = 255
+#: Tokens of one chunk; a chunk is a few hundred bytes.
+MAX_LABEL_TOKENS: Final = 1 << 16
 #: Readable fields of a fingerprint.
 MAX_FIELDS: Final = 64
 MAX_FIELD_TEXT: Final = 256
@@ -133,6 +149,9 @@ class Kind(IntEnum):
     PINNED = 14
     UNPIN = 15
     UNLIKE = 16
+    FIND = 17
+    HOT = 18
+    CHAINS = 19
 
 
 class Prefix(NamedTuple):
@@ -260,6 +279,28 @@ def _unlike(v: list[Any]) -> Unlike:
     return Unlike(tuple((_text(name, MAX_NAME), _value(value)) for name, value in rows))
 
 
+def _find(v: list[Any]) -> Find:
+    hashes = tuple(_bytes(h, HASH_BYTES) for h in _list(v[2], MAX_ENTRIES))
+    return Find(_bytes(v[0], FINGERPRINT_BYTES), _int(v[1], MAX_RANKS), hashes)
+
+
+def _chains(v: list[Any]) -> Chains:
+    chains = tuple(_chain(_row(row, 2)) for row in _list(v[0], MAX_CHAINS))
+    if max(sum(len(c.hashes) for c in chains), sum(len(c.labels) for c in chains)) > MAX_ENTRIES:
+        raise RemoteError("transfer: too many blocks in chains")
+    return Chains(chains)
+
+
+def _chain(row: Sequence[object]) -> Chain:
+    hashes = tuple(_bytes(h, HASH_BYTES) for h in _list(row[0], MAX_ENTRIES))
+    return Chain(hashes, tuple(_label(_row(label, 4), len(hashes)) for label in _list(row[1], MAX_ENTRIES)))
+
+
+def _label(row: Sequence[object], blocks: int) -> Label:
+    end = _int(row[1], blocks)
+    return Label(_int(row[0], _MAX_WORD), end, _int(row[2], end), _int(row[3], MAX_LABEL_TOKENS))
+
+
 def _value(value: object) -> str | int:
     return _int(value, _MAX_WORD) if type(value) is int else _text(value, MAX_FIELD_TEXT)
 
@@ -272,6 +313,9 @@ _BUILDERS: Final[dict[Kind, tuple[int, Callable[[list[Any]], Message]]]] = {
     Kind.LOOKUP: (3, _lookup),
     Kind.MANIFEST: (3, _manifest),
     Kind.UNLIKE: (1, _unlike),
+    Kind.FIND: (3, _find),
+    Kind.HOT: (1, lambda v: Hot(_int(v[0], MAX_ENTRIES))),
+    Kind.CHAINS: (1, _chains),
     Kind.FETCH: (1, lambda v: Fetch(_keys(v[0]))),
     Kind.MISS: (1, lambda v: Miss(_int(v[0], MAX_FETCH - 1))),
     Kind.PIN: (1, lambda v: Pin(_keys(v[0]))),
@@ -290,6 +334,9 @@ _KINDS: Final[dict[type, Kind]] = {
     Lookup: Kind.LOOKUP,
     Manifest: Kind.MANIFEST,
     Unlike: Kind.UNLIKE,
+    Find: Kind.FIND,
+    Hot: Kind.HOT,
+    Chains: Kind.CHAINS,
     Fetch: Kind.FETCH,
     Pin: Kind.PIN,
     Pinned: Kind.PINNED,

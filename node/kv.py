@@ -17,17 +17,22 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
+from kvmigrate.messages import Chain
 from kvmigrate.planner import RateBook
 from kvmigrate.pool import BlockPool
+from kvmigrate.pool_file import remove_stale_files
 from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
-from kvmigrate.puller import Puller, PullResult
+from kvmigrate.puller import Puller, PullResult, Source, WarmResult
 from kvmigrate.server import TransferServer
+from node import kv_state
 from node.digest import Changes, PrefixDigest
 from node.flights import Flight, Flights
+from node.kv_hot import Prefix, hottest, shared
+from node.kv_peers import PeerPulls
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
@@ -39,6 +44,12 @@ MAX_EVICTIONS = 1 << 16
 #: Least and longest time of a pull, seconds.
 PULL_MIN_S = 1.0
 PULL_MAX_S = 15.0
+#: Sources of one pull besides the plan's: those that hold most of the prompt.
+MORE_SOURCES = 2
+#: Longest time of one step of warming, seconds: whoever asks for it repeats it until all is here.
+WARM_STEP_S = 5.0
+#: Chunks, the most recently used, that the hottest prefixes are looked for in.
+TOP_CHUNKS = 4096
 
 _log = logging.getLogger("grapevine.kv")
 
@@ -57,11 +68,13 @@ class KvSide:
         publish: Callable[[Changes], None],
         address_of: Callable[[str], str | None],
         may_pull: Callable[[str], bool],
+        holders: Callable[[str, Sequence[int]], Mapping[str, int]],
+        unlike: Callable[[], Mapping[str, str]],
         learn_ratio: Callable[[str, int, int], None],
         on_engine: Callable[[link.Hello | None], None],
         clock: Callable[[], float],
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._secrets = secrets
         self._meter = meter
         self._metrics = metrics
@@ -69,10 +82,15 @@ class KvSide:
         self._publish = publish
         self._address_of = address_of
         self._may_pull = may_pull
+        self._holders = holders
+        self._unlike = unlike
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
         self._clock = clock
         self.rates = RateBook()
+        self.peers = PeerPulls()
+        #: Prompt tokens that the engine started, and where it found them.
+        self.tokens = {"prompt": 0, "engine": 0, "pool": 0}
         self.hello: link.Hello | None = None
         self._scheduler = False
         self._flights = Flights()
@@ -89,19 +107,28 @@ class KvSide:
 
     async def start(self) -> None:
         """Open the pool, the link and the transfer server. Raises `kvmigrate.errors.LocalError`."""
-        settings = self._settings
+        settings = self.settings
         if not settings.pool_bytes:
             return
         self._loop = asyncio.get_running_loop()
+        for path in await asyncio.to_thread(remove_stale_files, settings.pool_path):
+            _log.info("removed %s, which a node that was killed had left", path)
         self.pool = await asyncio.to_thread(BlockPool, settings.pool_path, settings.pool_bytes)
         self.pool.subscribe(self._on_pool)
         self.link = EngineLink(settings.link_socket, self.pool, self._on_link)
         await self.link.start()
         self.server = TransferServer(
-            self.pool, self._resolve, self._secrets(), settings.cluster, host=settings.host, port=settings.kv_port
+            self.pool,
+            self._resolve,
+            self._secrets(),
+            settings.cluster,
+            host=settings.host,
+            port=settings.kv_port,
+            describe=self.fields,
+            hottest=self._hottest,
         )
         self.server.start()
-        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name)
+        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name, describe=self.fields)
 
     def rekey(self) -> None:
         """Follow the ring: connections that are open stay, new ones prove the keys as they are now."""
@@ -158,29 +185,73 @@ class KvSide:
             return 0
         if not self._may_pull(plan.model):
             return 0
-        address = self._address_of(plan.source)
-        chunks = call.parsed.chunks[: plan.chunks] if plan.chunks else call.parsed.chunks
-        if address is None or not chunks:
-            self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
+        named = self._sources(plan, call.parsed.chunks)
+        if not named:
+            self._metrics.pulls.labels("no_address" if call.parsed.chunks else "nothing").inc()
             return 0
-        result = await self.puller.pull(address, chunks, self._pull_deadline(plan))
-        self._note_pull(plan.source, result)
+        sources = list(named.values())
+        chunks = call.parsed.chunks[: max(source.chunks for source in sources)]
+        result = await self.puller.pull(sources, chunks, self._pull_deadline(plan))
+        self._note_pull({source.address: name for name, source in named.items()}, result)
         if result.blocks:
             await self.link.flush()
         return result.blocks
+
+    def _sources(self, plan: Plan, chunks: Sequence[int]) -> dict[str, Source]:
+        """The plan's source, then those that hold as much or more: they are asked for what it does not give."""
+        assert plan.source is not None
+        wanted = {plan.source: plan.chunks or len(chunks)}
+        others = sorted(self._holders(plan.model, chunks).items(), key=lambda item: -item[1])
+        for name, held in others:
+            if len(wanted) <= MORE_SOURCES and held >= wanted[plan.source] and name != self.settings.name:
+                wanted.setdefault(name, held)
+        found: dict[str, Source] = {}
+        for name, count in wanted.items():
+            address = self._address_of(name)
+            if address is not None and chunks:
+                found[name] = Source(address, count)
+            elif name == plan.source:
+                return {}
+        return found
 
     def _pull_deadline(self, plan: Plan) -> float:
         recompute_s = plan.prompt_tokens / self._meter.prefill_tps
         return min(max(recompute_s, PULL_MIN_S), PULL_MAX_S)
 
-    def _note_pull(self, source: str, result: PullResult) -> None:
+    def _note_pull(self, names: Mapping[str, str], result: PullResult) -> None:
         if result.joined:
             return  # noted by the request that it was made for, and perhaps from another source than ours
-        if result.blocks:
-            self.rates.pulled(source, result.bytes, result.seconds, result.lookup_s)
+        for part in result.parts:
+            name = names[part.address]
+            if part.blocks:
+                self.rates.pulled(name, part.bytes, part.seconds, part.lookup_s)
+            self.peers.note(name, part)
+            self._metrics.pulled_way(part.way, part.bytes)
         self._metrics.pulled(str(result.reason), result.blocks, result.bytes, result.seconds, result.corrupt)
-        level = logging.INFO if result.blocks else logging.DEBUG
-        _log.log(level, "pulled %d blocks from %s in %.3f s: %s", result.blocks, source, result.seconds, result.reason)
+
+    # --- warming
+
+    async def warm(self, source: str, max_bytes: int, deadline_s: float = WARM_STEP_S) -> WarmResult | str:
+        """Copy what is used most at a peer, at most so many bytes and seconds. Returns why not, where it cannot be."""
+        address = self._address_of(source)
+        if self.puller is None or self.link is None:
+            return "this node has no KV pool"
+        if address is None:
+            return f"no live node named {source} serves KV blocks"
+        if source == self.settings.name:
+            return "a node cannot be warmed from itself"
+        result = await self.puller.warm(address, max_bytes, min(deadline_s, WARM_STEP_S))
+        for part in result.parts:
+            if part.blocks:
+                self.rates.pulled(source, part.bytes, part.seconds, part.lookup_s)
+            self.peers.note(source, part)
+        self._metrics.warmed.inc(result.blocks)
+        for chain in result.chains:
+            with self._lock:
+                changes = self._digest.adopt(chain.hashes, chain.labels)
+            self._publish(changes)
+        await self.link.flush()
+        return result
 
     # --- what the engine reports
 
@@ -212,6 +283,8 @@ class KvSide:
         if hello.role is link.Role.SCHEDULER:
             self._scheduler = hello.supported
         elif hello.rank == 0:
+            if self.hello is None or self.hello.fingerprint != hello.fingerprint:
+                self.peers.forget_unlike()
             self.hello = hello
             self._on_engine(hello)
 
@@ -224,6 +297,12 @@ class KvSide:
 
     def _on_started(self, event: link.Started, now: float) -> None:
         cached = event.local_tokens + event.external_tokens
+        for name, n in (
+            ("prompt", event.prompt_tokens),
+            ("engine", event.local_tokens),
+            ("pool", event.external_tokens),
+        ):
+            self.tokens[name] += n
         self._meter.started(event.rid, now, event.prompt_tokens, cached)
         flight = self._flights.get(event.rid)
         if flight is None:
@@ -279,6 +358,17 @@ class KvSide:
         with self._lock:
             return self._digest.resolve(chunks)
 
+    def fields(self) -> dict[str, str | int]:
+        """The readable fields of our engine's fingerprint; none without an engine."""
+        hello = self.hello
+        return dict(hello.fields) if hello is not None else {}
+
+    def _hottest(self, blocks: int) -> list[Chain]:
+        pool = self.pool
+        with self._lock:
+            runs = self._digest.runs()
+        return hottest(runs, pool.uses, blocks) if pool is not None else []
+
     def _on_pool(self, event: PoolEvent) -> None:
         """Called under the pool's lock, in any thread."""
         if isinstance(event, Evicted):
@@ -305,21 +395,25 @@ class KvSide:
                 withdrawn += self._digest.clear() if block is None else self._digest.evicted(block)
         self._publish(Changes(withdrawn=tuple(withdrawn)))
 
+    def top(self, most: int) -> list[Prefix]:
+        """The prefixes that are used most, of those used last."""
+        if self.pool is None:
+            return []
+        with self._lock:
+            runs = self._digest.runs(TOP_CHUNKS)
+        return shared(runs, self.pool.uses)[:most]
+
+    def unlike(self) -> dict[str, str]:
+        """Nodes that serve a model of ours and whose blocks we cannot use, and why, in words."""
+        known = self.peers.unlike()
+        models = {**dict.fromkeys(known, "it"), **self._unlike()}
+        return {name: known.get(name) or f"another fingerprint of {model}" for name, model in models.items()}
+
+    @property
+    def digest_size(self) -> int:
+        """Chunks in the prefix digest."""
+        return len(self._digest)
+
     def snapshot(self) -> dict[str, object]:
         """The state as plain JSON values."""
-        if self.pool is None or self.server is None or self.puller is None or self.link is None:
-            return {"enabled": False, "digest_size": len(self._digest)}
-        stats, served, pulled = self.pool.stats(), self.server.stats(), self.puller.stats()
-        status = self.link.status()
-        return {
-            "enabled": True,
-            "path": str(self._settings.pool_path),
-            "why": status.why,
-            "connected": self._scheduler,
-            "digest_size": len(self._digest),
-            "pool": {name: getattr(stats, name) for name in stats.__slots__},
-            "served": {name: getattr(served, name) for name in served.__slots__},
-            "pulls": {name: getattr(pulled, name) for name in pulled.__slots__},
-            "corrupt": stats.corrupt + pulled.corrupt,
-            "rates_bytes_s": self.rates.network(),
-        }
+        return kv_state.snapshot(self)

@@ -17,6 +17,10 @@ NONCE = st.binary(min_size=16, max_size=16)
 PROOF = st.one_of(st.just(b""), st.binary(min_size=32, max_size=32))
 TEXT = st.text(max_size=64)
 KEYS = st.lists(st.builds(wire.Key, HASH, RANK), max_size=20).map(tuple)
+LABELS = st.lists(
+    st.builds(wire.Label, st.integers(0, 2**64 - 1), st.just(3), st.integers(0, 3), st.integers(0, 1 << 16)), max_size=9
+)
+CHAINS = st.builds(wire.Chain, st.lists(HASH, min_size=3, max_size=20).map(tuple), LABELS.map(tuple))
 MESSAGES = st.one_of(
     st.builds(wire.Hello, st.integers(0, 255), TEXT, TEXT, NONCE),
     st.builds(wire.Challenge, NONCE, PROOF),
@@ -38,6 +42,9 @@ MESSAGES = st.one_of(
         ),
     ),
     st.just(wire.Unpin()),
+    st.builds(wire.Find, DIGEST, st.integers(0, 64), st.lists(HASH, max_size=20).map(tuple)),
+    st.builds(wire.Hot, st.integers(0, wire.MAX_ENTRIES)),
+    st.builds(wire.Chains, st.lists(CHAINS, max_size=4).map(tuple)),
     st.builds(
         wire.Unlike,
         st.lists(st.tuples(TEXT, st.integers(0, 2**64 - 1) | st.text(max_size=256)), max_size=20).map(tuple),
@@ -73,6 +80,7 @@ def test_the_largest_manifest_and_lookup_fit_a_frame() -> None:
         wire.Manifest("x" * 255, 2**64 - 1, (entry,) * wire.MAX_ENTRIES),
         wire.Lookup(bytes(16), 64, (2**64 - 1,) * wire.MAX_CHUNKS),
         wire.Fetch((wire.Key(bytes(32), 63),) * wire.MAX_FETCH),
+        wire.Chains((wire.Chain((bytes(32),) * 8192, (wire.Label(2**64 - 1, 8192, 8192, 1 << 16),) * 8192),)),
     ):
         assert decode(wire.encode(message)) == message
 
@@ -129,6 +137,12 @@ def test_a_damaged_frame_raises_the_remote_kind_or_is_a_message(message: wire.Me
         frame(6, ["", 0, [[bytes(32), 64, 1, bytes(16)]]]),
         frame(6, ["x" * 256, 0, []]),
         frame(6, ["", 2**64 - 1, [[bytes(32), 0, 1, bytes(16)]] * (wire.MAX_ENTRIES + 1)]),
+        frame(17, [bytes(16), 1, [bytes(32)] * (wire.MAX_ENTRIES + 1)]),
+        frame(18, [wire.MAX_ENTRIES + 1]),
+        frame(19, [[[[], []]] * (wire.MAX_CHAINS + 1)]),
+        frame(19, [[[[bytes(32)] * 5000, []]] * 2]),
+        frame(19, [[[[bytes(32)], [[1, 2, 1, 1]]]]]),
+        frame(19, [[[[bytes(32)], [[1, 1, 2, 1]]]]]),
         frame(14, [[[1 << 20, 2]]]),
         frame(14, [[[1, 2]] * (wire.MAX_FETCH + 1)]),
         frame(16, [[["name", "x" * 257]]]),
