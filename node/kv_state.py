@@ -15,7 +15,7 @@ TOP_SHOWN = 10
 def snapshot(kv: KvSide) -> dict[str, object]:
     """Everything; without a pool only the size of the guessed digest."""
     if kv.pool is None or kv.server is None or kv.puller is None or kv.link is None:
-        return {"enabled": False, "digest_size": kv.digest_size}
+        return {"enabled": False, "digest_size": len(kv.digest)}
     stats, pulled, status = kv.pool.stats(), kv.puller.stats(), kv.link.status()
     asked = stats.hits + stats.misses
     return {
@@ -23,12 +23,12 @@ def snapshot(kv: KvSide) -> dict[str, object]:
         "path": str(kv.settings.pool_path),
         "why": status.why,
         "connected": kv.connected,
-        "digest_size": kv.digest_size,
+        "digest_size": len(kv.digest),
         "fingerprint": kv.fields(),
         "unlike": kv.unlike(),
         "pool": asdict(stats) | {"hit_ratio": round(stats.hits / asked, 4) if asked else 0.0},
         "tokens": dict(kv.tokens),
-        "top": [prefix.as_dict() for prefix in kv.top(TOP_SHOWN)],
+        "top": [prefix.as_dict() for prefix in kv.digest.top(TOP_SHOWN)],
         "served": asdict(kv.server.stats()),
         "pulls": asdict(pulled),
         "peers": kv.peers.snapshot(),

@@ -137,7 +137,7 @@ class _Client:
         pulled, headers = await self._first(PULLER, prompt, {"x-grapevine-force-source": HOLDER})
         blocks = int(headers.get("x-grapevine-pulled-blocks", "0"))
         if not blocks:
-            raise RuntimeError(f"nothing was pulled: {dict(headers)}")
+            raise RuntimeError(f"nothing was pulled: {dict(headers)}\n{self._cluster[PULLER].tail()}")
         say(f"    {words} words: cold {cold:.3f}, local {local:.3f}, pulled {pulled:.3f} s ({blocks} blocks)")
         return cold, local, pulled
 

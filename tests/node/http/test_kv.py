@@ -238,7 +238,7 @@ async def test_a_node_is_warmed_with_what_another_uses_most_and_says_so_to_the_c
     assert BLOCKS - 8 <= copied <= BLOCKS and steps[1]["blocks"] == 0  # the second time everything is here
     assert b.node.metrics.warmed._value.get() == copied
     await a.until(lambda: _published(a, "b") == _published(a, "a"))
-    b.node.kv._digest.validate()
+    b.node.kv.digest._digest.validate()
     answer = await send(b, *force("b"), ("x-grapevine-no-pull", "1"))
     assert answer.one("x-grapevine-target") == "b"
     assert b.node.metrics.actual._value.get() == copied * kv.BLOCK_TOKENS  # they were in the pool
