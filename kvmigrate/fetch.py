@@ -1,4 +1,4 @@
-"""Fetch the blocks of a manifest over one connection into granted slots.
+"""Fetch the blocks of a manifest from one source into granted slots.
 
 The list is cut into windows. The next window is asked for before the current one has arrived, so the source never
 waits for us; each is granted its slots first, so what arrives always has a place. After the first bad or missing
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from . import wire
-from .errors import RemoteError
 from .pool import BlockPool
 from .pool_types import Slot
-from .transport import Deadline, Transport, unexpected
+from .transport import Deadline
+from .ways import Arrived, Stopped, Way
 
 #: Windows under way at a time.
 DEPTH: Final = 2
@@ -34,9 +34,9 @@ class _Window:
 class Fetching:
     """Progress of one fetch. Not thread-safe."""
 
-    def __init__(self, pool: BlockPool, transport: Transport, entries: Sequence[wire.Entry], window_bytes: int) -> None:
+    def __init__(self, pool: BlockPool, way: Way, entries: Sequence[wire.Entry], window_bytes: int) -> None:
         self._pool = pool
-        self._transport = transport
+        self._way = way
         self._writer = f"pull {next(_NUMBERS)}"  # grants are bounded for each fetch
         self._ranks = pool.header.geometry.ranks
         self._todo = _windows(entries, window_bytes)
@@ -54,7 +54,7 @@ class Fetching:
                 pass
             if not self._under_way:
                 return self._stop or ("full" if self._todo else "complete")
-            self._receive(self._under_way[0], deadline)
+            self._take(self._under_way[0], deadline)
             self._give_back(self._under_way.popleft())
 
     def give_back(self) -> None:
@@ -72,45 +72,41 @@ class Fetching:
         if not entries:
             return False
         self._under_way.append(_Window(entries, deque(slots)))
-        self._transport.send(wire.Fetch(tuple(wire.Key(e.block_hash, e.rank) for e in entries)), deadline)
+        self._way.ask(entries, deadline)
         return True
 
-    def _receive(self, window: _Window, deadline: Deadline) -> None:
+    def _take(self, window: _Window, deadline: Deadline) -> None:
+        self._way.begin(deadline)
         for place, entry in enumerate(window.entries):
-            answer = self._transport.receive(deadline)
-            match answer:
-                case wire.BlockHeader() if answer.index == place:
-                    self._block(answer, entry, window.slots.popleft(), deadline)
-                case wire.Miss() if answer.index == place:
-                    self._end("gone")
-                    return
-                case wire.Busy() if place == 0:
-                    self._end("busy")
-                    return
-                case wire.Error():
-                    raise RemoteError(f"transfer: {answer.message}")
-                case _:
-                    raise unexpected(answer)
+            if not self._block(place, entry, window.slots.popleft(), deadline):
+                break
+        self._way.finish(deadline)
 
-    def _block(self, header: wire.BlockHeader, entry: wire.Entry, slot: Slot, deadline: Deadline) -> None:
+    def _block(self, place: int, entry: wire.Entry, slot: Slot, deadline: Deadline) -> bool:
+        """Take one block. False: nothing more of this window comes."""
         target = self._pool.writable(slot) if self._stop is None else None
         try:
-            if header.nbytes != entry.nbytes:
-                raise RemoteError("transfer: a block of another size than announced")
-            if target is None:
-                self._end("full")  # the pool was cleared; or it had ended before
-                self._transport.discard_data(header.nbytes, deadline)
-                return
-            digest = self._transport.receive_data(target[: header.nbytes], deadline)
-            if header.digest != entry.digest:
-                self._end("gone")  # stored again in the meantime, by another computation
-            elif digest != entry.digest:
-                self.corrupt.append(wire.Key(entry.block_hash, entry.rank))
-                self._end("corrupt")
-            else:
-                self._commit(slot, entry)
+            room = target[: entry.nbytes] if target is not None else None
+            match self._way.take(place, entry, room, deadline):
+                case Stopped(reason):
+                    self._end(reason)
+                    return False
+                case None:
+                    self._end("full")  # the pool was cleared; or it had ended before
+                case Arrived(announced, found):
+                    self._judge(slot, entry, announced, found)
+            return True
         finally:
             self._pool.abandon(slot)  # nothing happens after a commit
+
+    def _judge(self, slot: Slot, entry: wire.Entry, announced: bytes, found: bytes) -> None:
+        if announced != entry.digest:
+            self._end("gone")  # stored again in the meantime, by another computation
+        elif found != entry.digest:
+            self.corrupt.append(wire.Key(entry.block_hash, entry.rank))
+            self._end("corrupt")
+        else:
+            self._commit(slot, entry)
 
     def _commit(self, slot: Slot, entry: wire.Entry) -> None:
         if not self._pool.commit(slot, entry.block_hash, entry.rank, entry.nbytes, entry.digest):

@@ -76,12 +76,6 @@ class Fingerprint:
         """Whether blocks may be exchanged; False if either is incomplete."""
         return matching(self.digest(), other.digest())
 
-    def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Names of the fields that differ or are unknown, for people who ask why nothing migrates."""
-        return tuple(
-            f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name) or not getattr(self, f.name)
-        )
-
     def to_fields(self) -> dict[str, str | int]:
         """Return the readable fields, as sent in the engine link's hello."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
@@ -100,3 +94,16 @@ class Fingerprint:
 def matching(ours: bytes, theirs: bytes) -> bool:
     """Whether two fingerprint digests allow an exchange of blocks."""
     return ours == theirs and ours != NO_FINGERPRINT and len(ours) == FINGERPRINT_BYTES
+
+
+def differences(ours: Mapping[str, str | int], theirs: Mapping[str, str | int]) -> str:
+    """Say in which readable fields two fingerprints differ: "block_size is 64 there and 128 here"."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if not ours or not theirs or not names:
+        return "the blocks there are of another model or engine configuration"
+    told = (f"{name} is {_shown(theirs.get(name))} there and {_shown(ours.get(name))} here" for name in names)
+    return ", ".join(told)
+
+
+def _shown(value: str | int | None) -> str:
+    return "unknown" if value in {None, "", 0} else str(value)

@@ -15,8 +15,11 @@ from .errors import InvariantError
 
 #: Longest time that one lease may be asked for, seconds. A holder that needs longer takes a new one.
 MAX_LEASE_S: Final = 60.0
-#: Slots that one peer may hold at a time: enough to keep a fast link busy, too few to pin a pool.
-MAX_LEASES_PER_PEER: Final = 64
+#: Bytes that one peer may hold at a time: what several pulls of it have under way, too few to pin a pool. One lease is
+#: always granted, or a block larger than the quota could never be moved.
+MAX_BYTES_PER_PEER: Final = 512 << 20
+#: And at most this part of a pool.
+PEER_SHARE: Final = 4
 
 
 _K = TypeVar("_K")
@@ -31,18 +34,21 @@ class Lease:
     generation: int
     peer: str
     until: float
+    nbytes: int
 
 
 class LeaseBook:
-    """Who holds which slot until when."""
+    """Who holds which slot until when. `quota_bytes`: what one peer may hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, quota_bytes: int = MAX_BYTES_PER_PEER) -> None:
+        self.quota_bytes = quota_bytes
         self._numbers = 0
         self._live: dict[int, Lease] = {}
         self._ends: list[tuple[float, int]] = []
         self._by_slot: Counter[int] = Counter()
-        self._by_peer: Counter[str] = Counter()
+        self._by_peer: Counter[str] = Counter()  # bytes
         self.expired = 0
+        self.refused = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -55,24 +61,25 @@ class LeaseBook:
         """Slots that are held."""
         return (slot for slot, held in self._by_slot.items() if held > 0)
 
-    def take(self, slot: int, generation: int, peer: str, until: float, now: float) -> Lease | None:
-        """Hold a slot; None when the peer's quota is used up."""
-        if self._by_peer[peer] >= MAX_LEASES_PER_PEER:
+    def take(self, slot: int, generation: int, nbytes: int, *, peer: str, until: float, now: float) -> Lease | None:
+        """Hold a slot of `nbytes`; None when the peer's quota is used up."""
+        if peer in self._by_peer and self._by_peer[peer] + nbytes > self.quota_bytes:
+            self.refused += 1
             return None
         self._numbers += 1
-        lease = Lease(self._numbers, slot, generation, peer, min(until, now + MAX_LEASE_S))
+        lease = Lease(self._numbers, slot, generation, peer, min(until, now + MAX_LEASE_S), nbytes)
         self._live[lease.number] = lease
         heapq.heappush(self._ends, (lease.until, lease.number))
         self._by_slot[slot] += 1
-        self._by_peer[peer] += 1
+        self._by_peer[peer] += nbytes
         return lease
 
     def give_back(self, lease: Lease) -> bool:
         """End a lease; False when it had ended already (then nothing changes: no count goes below zero)."""
         if self._live.pop(lease.number, None) is None:
             return False
-        _decrement(self._by_slot, lease.slot)
-        _decrement(self._by_peer, lease.peer)
+        _take_off(self._by_slot, lease.slot, 1)
+        _take_off(self._by_peer, lease.peer, lease.nbytes)
         if len(self._ends) > 64 + 2 * len(self._live):  # drop the ends of leases given back early
             self._ends = [(held.until, held.number) for held in self._live.values()]
             heapq.heapify(self._ends)
@@ -104,11 +111,14 @@ class LeaseBook:
         """Check that all counts follow from the live leases."""
         if Counter(lease.slot for lease in self._live.values()) != self._by_slot:
             raise InvariantError("lease counts by slot are wrong")
-        if Counter(lease.peer for lease in self._live.values()) != self._by_peer:
-            raise InvariantError("lease counts by peer are wrong")
+        by_peer: Counter[str] = Counter()
+        for lease in self._live.values():
+            by_peer[lease.peer] += lease.nbytes
+        if by_peer != self._by_peer:
+            raise InvariantError("leased bytes by peer are wrong")
 
 
-def _decrement(counter: Counter[_K], key: _K) -> None:
-    counter[key] -= 1
+def _take_off(counter: Counter[_K], key: _K, n: int) -> None:
+    counter[key] -= n
     if counter[key] == 0:
         del counter[key]

@@ -30,7 +30,7 @@ from .digest import DIGEST_BYTES, block_digest
 from .errors import InvariantError, LocalError
 from .fingerprint import NO_FINGERPRINT
 from .layout import FINGERPRINT_BYTES, HASH_BYTES, FileHeader, Geometry
-from .leases import Lease, LeaseBook
+from .leases import MAX_BYTES_PER_PEER, PEER_SHARE, Lease, LeaseBook
 from .pool_file import PoolFile
 from .pool_types import Block, Cleared, Committed, Evicted, PoolEvent, PoolStats, Slot
 from .slot_table import SlotTable
@@ -84,6 +84,7 @@ class BlockPool:
                 self._replace_file(geometry, fingerprint_digest)
             finally:
                 self._counts += self._table.counts
+                self._counts["recalled"] += self._table.lru.recalled
                 self._table = self._new_table()
                 self._tell_cleared(gone)
             return False
@@ -208,7 +209,7 @@ class BlockPool:
             now = self._clock()
             self._table.expire(now)
             block = group[rank]
-            return self._leases.take(block.index, block.generation, peer, until, now)
+            return self._leases.take(block.index, block.generation, block.nbytes, peer=peer, until=until, now=now)
 
     def leased(self, lease: Lease) -> tuple[Block, memoryview] | None:
         """Return a leased block and its bytes; None when the lease is over or the block was dropped."""
@@ -229,6 +230,11 @@ class BlockPool:
         """Return the readable blocks of all ranks, the next victim first."""
         with self._lock:
             return [block for h in self._table.readable() for block in (self._table.group(h) or {}).values()]
+
+    def uses(self, hashes: Iterable[bytes]) -> list[int]:
+        """Return how often each block was used since it came; 0 for one that is not here."""
+        with self._lock:
+            return [self._table.lru.uses(block_hash) for block_hash in hashes]
 
     # -- removing ------------------------------------------------------------------------------------------------
 
@@ -277,6 +283,7 @@ class BlockPool:
                 blocks=len(table.readable()),
                 partial=table.partial,
                 protected=table.lru.protected,
+                recalled=c["recalled"] + table.lru.recalled,
                 leases=len(self._leases),
                 used_bytes=sum(block.nbytes for block in table.blocks()),
                 hits=c["hits"],
@@ -287,6 +294,7 @@ class BlockPool:
                 corrupt=c["corrupt"],
                 reclaimed=c["reclaimed"],
                 expired_leases=self._leases.expired,
+                refused_leases=self._leases.refused,
             )
 
     def validate(self) -> None:
@@ -307,6 +315,7 @@ class BlockPool:
 
     def _new_table(self) -> SlotTable:
         self._leases.clear()
+        self._leases.quota_bytes = min(MAX_BYTES_PER_PEER, self._header.geometry.total_bytes // PEER_SHARE)
         headers = _FileHeaders(self._file, self._header.geometry)
         return SlotTable(self._header, headers, self._leases, self._tell)
 

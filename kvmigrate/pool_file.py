@@ -20,7 +20,8 @@ from typing import Final
 from .errors import LocalError, PoolOwnedError, PoolSizeError
 from .layout import MAGIC, PAGE_BYTES
 
-SUFFIX: Final = ".kvpool"
+#: Files that one sweep looks at.
+MAX_SWEPT: Final = 1024
 
 
 class PoolFile:
@@ -88,6 +89,7 @@ def remove_if_stale(path: Path) -> bool:
         head = os.pread(fd, len(MAGIC), 0)
         if head and head.strip(b"\0") and head != MAGIC:
             raise LocalError(f"{path} exists and is no KV pool; remove it or choose another path")
+        _give_up(fd)
         return _unlink_same(path, fd)
     except BlockingIOError:
         return False
@@ -95,16 +97,32 @@ def remove_if_stale(path: Path) -> bool:
         os.close(fd)
 
 
-def remove_stale_files(directory: Path, pattern: str = f"*{SUFFIX}") -> list[Path]:
-    """Remove the pool files in a directory whose owners are dead, and return their paths."""
+def remove_stale_files(own: Path) -> list[Path]:
+    """Remove the pool files beside our own (of the same ending) whose owners are dead, and return their paths.
+
+    A node that was killed leaves its file, and with it the memory, until its name starts again: any node of the host
+    and user sweeps it up.
+    """
     removed = []
-    for path in sorted(directory.glob(pattern)):
+    for path in sorted(own.parent.glob(f"*{own.suffix}"))[:MAX_SWEPT]:
         try:
             if remove_if_stale(path):
                 removed.append(path)
         except LocalError:
             continue  # another user's file, or no pool: not ours to judge
     return removed
+
+
+def _give_up(fd: int) -> None:
+    """Return a dead owner's memory although others may still map the file: they find zeros, which have no digest."""
+    size = os.fstat(fd).st_size // PAGE_BYTES * PAGE_BYTES
+    if size <= PAGE_BYTES:
+        return
+    try:
+        with mmap.mmap(fd, size) as mapped:
+            mapped.madvise(mmap.MADV_REMOVE, PAGE_BYTES, size - PAGE_BYTES)
+    except (OSError, ValueError):
+        return
 
 
 def _unlink_same(path: Path, fd: int) -> bool:

@@ -69,6 +69,7 @@ class PoolStats:
     blocks: int  #: readable: present on all ranks
     partial: int  #: present on some ranks
     protected: int  #: used more than once
+    recalled: int  #: stored again soon after they were evicted, and protected for it
     leases: int
     used_bytes: int
     hits: int  #: blocks found by lookup
@@ -79,3 +80,4 @@ class PoolStats:
     corrupt: int  #: stored blocks whose bytes had changed
     reclaimed: int  #: grants taken back from writers that went away
     expired_leases: int
+    refused_leases: int  #: over the peer's quota of bytes

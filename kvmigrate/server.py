@@ -3,8 +3,10 @@
 Promises:
 1. The node's event loop is never blocked: accepting, authentication, lookup and sending happen in threads.
 2. Bytes go from shared memory to the socket without a copy in Python, under a lease.
-3. Bounds: connections, transfers at a time (beyond it the answer is BUSY), leases for each peer, time of every
+3. Bounds: connections, transfers at a time (beyond it the answer is BUSY), leased bytes for each peer, time of every
    socket call. A peer that breaks the protocol loses its connection and nothing else happens.
+
+What is answered is in `serving`; this has the sockets, the threads and the counters.
 """
 
 from __future__ import annotations
@@ -16,24 +18,20 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from . import wire
-from .errors import KvError, LocalError, RemoteError
-from .fingerprint import matching
+from .errors import LocalError, RemoteError
 from .handshake import Secrets, SourceHandshake
 from .leases import MAX_LEASE_S
 from .pool import BlockPool
-from .transport import Deadline, Transport, unexpected
+from .serving import LEASE_WINDOW, Describe, Hottest, Resolve, Serving
+from .transport import Deadline, Transport
 
-#: Blocks that are leased together. Sending them one stall short of failure must fit into MAX_LEASE_S.
-LEASE_WINDOW: Final = 8
 _JOIN_S: Final = 2.0
 _ACCEPT_RETRY_S: Final = 0.1
-
-Resolve = Callable[[Sequence[int]], Sequence[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,11 @@ class ServerStats:
     unauthorized: int
     broken: int  #: connections closed because the peer broke the protocol, stalled or went away in a transfer
     lookups: int
-    blocks: int
+    unlike: int  #: lookups of peers whose blocks are of another fingerprint
+    blocks: int  #: sent
     bytes: int
+    pinned_blocks: int  #: held for peers of this host, which read them out of the pool file
+    pinned_bytes: int
     misses: int
     busy: int
     corrupt: int  #: own blocks found bad after a peer complained
@@ -75,8 +76,9 @@ class TransferServer:
     """Serve a pool over TCP.
 
     `resolve` turns chunk hashes (chain order) into block hashes (chain order); it is called in a transfer thread and
-    must be thread-safe. `secret` is the cluster key, or several of them, `label` the cluster's name.
-    `port` 0 picks one.
+    must be thread-safe; so are `describe`, which gives the fingerprint's readable fields, and `hottest`, which gives
+    the chains that are used most, so many blocks in all. `secret` is the cluster key, or several of them, `label` the
+    cluster's name. `port` 0 picks one.
     """
 
     def __init__(
@@ -88,11 +90,15 @@ class TransferServer:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        describe: Describe = dict,
+        hottest: Hottest = lambda blocks: (),
         limits: ServerLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._resolve = resolve
+        self._describe = describe
+        self._hottest = hottest
         self._secret = secret
         self._label = label
         self._address = (host, port)
@@ -157,8 +163,11 @@ class TransferServer:
                 unauthorized=c["unauthorized"],
                 broken=c["broken"],
                 lookups=c["lookups"],
+                unlike=c["unlike"],
                 blocks=c["blocks"],
                 bytes=c["bytes"],
+                pinned_blocks=c["pinned_blocks"],
+                pinned_bytes=c["pinned_bytes"],
                 misses=c["misses"],
                 busy=c["busy"],
                 corrupt=c["corrupt"],
@@ -192,7 +201,7 @@ class TransferServer:
     def _serve(self, transport: Transport) -> None:
         try:
             peer = self._welcome(transport)
-            while peer is not None:
+            if peer is not None:
                 self._answer(transport, peer)
         except _Idle:
             pass
@@ -216,24 +225,24 @@ class TransferServer:
         return shake.peer
 
     def _answer(self, transport: Transport, peer: str) -> None:
-        request = self._next(transport)
-        deadline = self._deadline(self._limits.fetch_s)
-        match request:
-            case wire.Lookup():
-                transport.send(self._look_up(request), deadline)
-            case wire.Fetch():
-                if not self._turns.acquire(timeout=self._limits.busy_wait_s):
-                    self._count("busy")
-                    transport.send(wire.Busy(), deadline)
-                    return
-                try:
-                    self._send_blocks(transport, request.keys, peer, deadline)
-                finally:
-                    self._turns.release()
-            case wire.Corrupt():
-                self._check(request.keys)
-            case _:
-                raise unexpected(request)
+        """Answer requests until the peer goes away."""
+        serving = Serving(
+            self._pool,
+            transport,
+            peer,
+            resolve=self._resolve,
+            describe=self._describe,
+            hottest=self._hottest,
+            turns=self._turns,
+            busy_wait_s=self._limits.busy_wait_s,
+            count=self._count,
+            clock=self._clock,
+        )
+        try:
+            while True:
+                serving.answer(self._next(transport), self._deadline(self._limits.fetch_s))
+        finally:
+            serving.close()
 
     def _next(self, transport: Transport) -> wire.Message:
         idle = Deadline(self._clock, self._limits.idle_s, self._limits.idle_s)
@@ -243,48 +252,6 @@ class TransferServer:
         except TimeoutError as error:
             raise _Idle from error
         return transport.receive(self._deadline(self._limits.handshake_s))
-
-    def _look_up(self, request: wire.Lookup) -> wire.Message:
-        self._count("lookups")
-        header = self._pool.header
-        if not matching(header.fingerprint, request.fingerprint):
-            return wire.Error("fingerprint", "the blocks here are of another model or engine configuration")
-        if header.geometry.ranks != request.ranks:
-            return wire.Error("ranks", f"the blocks here have {header.geometry.ranks} ranks")
-        try:
-            hashes = list(self._resolve(request.chunks))[: wire.MAX_ENTRIES // request.ranks]
-        except KvError as error:
-            return wire.Error("resolve", str(error)[: wire.MAX_TEXT])
-        by_rank = [self._pool.lookup(hashes, rank, use=rank == 0) for rank in range(request.ranks)]
-        blocks = [block for shards in zip(*by_rank, strict=False) for block in shards]
-        return wire.Manifest(tuple(wire.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks))
-
-    def _send_blocks(self, transport: Transport, keys: Sequence[wire.Key], peer: str, deadline: Deadline) -> None:
-        for start in range(0, len(keys), LEASE_WINDOW):
-            window = keys[start : start + LEASE_WINDOW]
-            until = self._clock() + MAX_LEASE_S
-            leases = [self._pool.lease(key.block_hash, key.rank, until, peer) for key in window]
-            try:
-                for index, lease in enumerate(leases, start):
-                    found = self._pool.leased(lease) if lease is not None else None
-                    if found is None:
-                        self._count("misses")
-                        transport.send(wire.Miss(index), deadline)
-                        return
-                    block, data = found
-                    transport.send_block(wire.BlockHeader(index, block.nbytes, block.digest), data, deadline)
-                    with self._lock:
-                        self._counts["blocks"] += 1
-                        self._counts["bytes"] += block.nbytes
-            finally:
-                for lease in leases:
-                    if lease is not None:
-                        self._pool.release(lease)
-
-    def _check(self, keys: Sequence[wire.Key]) -> None:
-        """A peer got wrong bytes: look whether they are wrong here, so that they are not served again."""
-        suspects = [block.index for key in keys for block in self._pool.lookup([key.block_hash], key.rank, use=False)]
-        self._count("corrupt", self._pool.check_slots(suspects))
 
     def _deadline(self, whole_s: float) -> Deadline:
         return Deadline(self._clock, whole_s, self._limits.stall_s)

@@ -273,6 +273,7 @@ class SlotTable:
         if victim is None:
             return None
         self.evict(victim)
+        self.lru.give_up(victim)
         return self._free.popleft()
 
     def _ungrant(self, slot: int) -> None:

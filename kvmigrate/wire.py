@@ -1,4 +1,4 @@
-"""The transfer between pools, without I/O: frames, messages, limits.
+"""The transfer between pools, without I/O: frames, their codec, limits. The messages are in `messages`.
 
 Every frame starts with the same 32 bytes: magic and version, kind, index, length, digest. Control frames carry a
 msgpack list of `length` bytes. `BLOCK` is followed by `length` raw bytes of a block, so that a receiver can take them
@@ -10,23 +10,28 @@ straight into shared memory; `index` is the block's place in the FETCH, `digest`
     PROOF(proof)
                                 WELCOME
     LOOKUP(fingerprint, ranks, chunks)
-                                MANIFEST([hash, rank, nbytes, digest]...)     the longest prefix on all ranks
+                                MANIFEST(file, instance, [hash, rank, nbytes, digest]...)   the longest prefix on all
+                                                              ranks | UNLIKE(fields)   another fingerprint
+    FIND(fingerprint, ranks, hashes)                          the same for block hashes
+    HOT(blocks)                 CHAINS([hashes, [chunk, end, own, tokens]...]...)   what is used most there
     FETCH([hash, rank]...)
                                 BLOCK + bytes | MISS(index)   in order, one for each; MISS ends the FETCH
+    PIN([hash, rank]...)                                      on the same host, instead of FETCH
+                                PINNED([slot, generation]...) a prefix of what was asked for
+    UNPIN                                                     ends the oldest PIN; no answer
     CORRUPT([hash, rank]...)                                  the source checks its own copy; no answer
                                 BUSY | ERROR(code, message)   instead of any answer
 
 Promises:
 1. Decoders raise RemoteError and nothing else, and what they return keeps the limits below.
 2. A limit is checked before the memory it bounds is taken.
-3. FETCHes are answered in order, so a puller may send the next one before the last one is done.
+3. FETCHes and PINs are answered in order, so a puller may send the next one before the last one is done.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -34,21 +39,89 @@ import msgpack
 
 from .digest import DIGEST_BYTES
 from .errors import RemoteError
-from .layout import FINGERPRINT_BYTES, HASH_BYTES, MAX_BLOCK_BYTES, MAX_RANKS
+from .layout import FINGERPRINT_BYTES, HASH_BYTES, MAX_BLOCK_BYTES, MAX_RANKS, MAX_SLOTS
+from .messages import (
+    BlockHeader,
+    Busy,
+    Chain,
+    Chains,
+    Challenge,
+    Corrupt,
+    Entry,
+    Error,
+    Fetch,
+    Find,
+    Hello,
+    Hot,
+    Key,
+    Label,
+    Lookup,
+    Manifest,
+    Message,
+    Miss,
+    Pin,
+    Pinned,
+    Place,
+    Proof,
+    Unlike,
+    Unpin,
+    Welcome,
+)
 
-PROTOCOL_VERSION: Final = 1
+__all__ = [
+    "BlockHeader",
+    "Busy",
+    "Chain",
+    "Chains",
+    "Challenge",
+    "Corrupt",
+    "Entry",
+    "Error",
+    "Fetch",
+    "Find",
+    "Hello",
+    "Hot",
+    "Key",
+    "Kind",
+    "Label",
+    "Lookup",
+    "Manifest",
+    "Message",
+    "Miss",
+    "Pin",
+    "Pinned",
+    "Place",
+    "Prefix",
+    "Proof",
+    "Unlike",
+    "Unpin",
+    "Welcome",
+    "decode",
+    "encode",
+    "read_prefix",
+]
+
+PROTOCOL_VERSION: Final = 2
 MAX_CONTROL_BYTES: Final = 1 << 20
 #: Chunks of one LOOKUP: 8192 x 512 bytes of prompt = 4 MiB.
 MAX_CHUNKS: Final = 8192
 #: Blocks x ranks of one MANIFEST; as many fit MAX_CONTROL_BYTES.
 MAX_ENTRIES: Final = 8192
-#: Blocks of one FETCH.
+#: Chains of one CHAINS; their hashes, and their chunks, are MAX_ENTRIES in all.
+MAX_CHAINS: Final = 256
+#: Blocks of one FETCH or PIN.
 MAX_FETCH: Final = 1024
 MAX_NAME: Final = 64
 MAX_TEXT: Final = 1024
+MAX_FILE_NAME: Final = 255
+#: Tokens of one chunk; a chunk is a few hundred bytes.
+MAX_LABEL_TOKENS: Final = 1 << 16
+#: Readable fields of a fingerprint.
+MAX_FIELDS: Final = 64
+MAX_FIELD_TEXT: Final = 256
 NONCE_BYTES: Final = 16
 PROOF_BYTES: Final = 32
-_MAX_CHUNK: Final = (1 << 64) - 1
+_MAX_WORD: Final = (1 << 64) - 1
 
 _MAGIC: Final = b"GVK"
 _PREFIX: Final = struct.Struct("!3sBB3xII16s")
@@ -72,114 +145,13 @@ class Kind(IntEnum):
     CORRUPT = 10
     BUSY = 11
     ERROR = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A puller introduces itself. The nonce is fresh for each connection."""
-
-    version: int
-    cluster: str
-    name: str
-    nonce: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Challenge:
-    """The source's nonce, and its proof that it has the cluster key."""
-
-    nonce: bytes
-    proof: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The puller's proof that it has the cluster key."""
-
-    proof: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """Requests are accepted from now on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """Which blocks does the chain of chunks have there? Chunks are opaque 64-bit hashes in chain order."""
-
-    fingerprint: bytes
-    ranks: int
-    chunks: tuple[int, ...]
-
-
-class Entry(NamedTuple):
-    """A block that the source holds."""
-
-    block_hash: bytes
-    rank: int
-    nbytes: int
-    digest: bytes
-
-
-class Key(NamedTuple):
-    """A block of one rank."""
-
-    block_hash: bytes
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """Blocks in chain order, all ranks of a block together."""
-
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Send these."""
-
-    keys: tuple[Key, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockHeader:
-    """`nbytes` raw bytes follow; `index` counts within the FETCH."""
-
-    index: int
-    nbytes: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """Block `index` of the FETCH is gone, and nothing after it will be sent."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Corrupt:
-    """These arrived with wrong bytes."""
-
-    keys: tuple[Key, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Too many transfers at the moment; go elsewhere or recompute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """The request is refused; `code` for programs, `message` for people."""
-
-    code: str
-    message: str
-
-
-Message = Hello | Challenge | Proof | Welcome | Lookup | Manifest | Fetch | BlockHeader | Miss | Corrupt | Busy | Error
+    PIN = 13
+    PINNED = 14
+    UNPIN = 15
+    UNLIKE = 16
+    FIND = 17
+    HOT = 18
+    CHAINS = 19
 
 
 class Prefix(NamedTuple):
@@ -288,8 +260,49 @@ def _hello(v: list[Any]) -> Hello:
 
 
 def _lookup(v: list[Any]) -> Lookup:
-    chunks = tuple(_int(c, _MAX_CHUNK) for c in _list(v[2], MAX_CHUNKS))
+    chunks = tuple(_int(c, _MAX_WORD) for c in _list(v[2], MAX_CHUNKS))
     return Lookup(_bytes(v[0], FINGERPRINT_BYTES), _int(v[1], MAX_RANKS), chunks)
+
+
+def _manifest(v: list[Any]) -> Manifest:
+    entries = tuple(_entry(_row(row, 4)) for row in _list(v[2], MAX_ENTRIES))
+    return Manifest(_text(v[0], MAX_FILE_NAME), _int(v[1], _MAX_WORD), entries)
+
+
+def _pinned(v: list[Any]) -> Pinned:
+    rows = [_row(row, 2) for row in _list(v[0], MAX_FETCH)]
+    return Pinned(tuple(Place(_int(slot, MAX_SLOTS - 1), _int(number, _MAX_WORD)) for slot, number in rows))
+
+
+def _unlike(v: list[Any]) -> Unlike:
+    rows = [_row(row, 2) for row in _list(v[0], MAX_FIELDS)]
+    return Unlike(tuple((_text(name, MAX_NAME), _value(value)) for name, value in rows))
+
+
+def _find(v: list[Any]) -> Find:
+    hashes = tuple(_bytes(h, HASH_BYTES) for h in _list(v[2], MAX_ENTRIES))
+    return Find(_bytes(v[0], FINGERPRINT_BYTES), _int(v[1], MAX_RANKS), hashes)
+
+
+def _chains(v: list[Any]) -> Chains:
+    chains = tuple(_chain(_row(row, 2)) for row in _list(v[0], MAX_CHAINS))
+    if max(sum(len(c.hashes) for c in chains), sum(len(c.labels) for c in chains)) > MAX_ENTRIES:
+        raise RemoteError("transfer: too many blocks in chains")
+    return Chains(chains)
+
+
+def _chain(row: Sequence[object]) -> Chain:
+    hashes = tuple(_bytes(h, HASH_BYTES) for h in _list(row[0], MAX_ENTRIES))
+    return Chain(hashes, tuple(_label(_row(label, 4), len(hashes)) for label in _list(row[1], MAX_ENTRIES)))
+
+
+def _label(row: Sequence[object], blocks: int) -> Label:
+    end = _int(row[1], blocks)
+    return Label(_int(row[0], _MAX_WORD), end, _int(row[2], end), _int(row[3], MAX_LABEL_TOKENS))
+
+
+def _value(value: object) -> str | int:
+    return _int(value, _MAX_WORD) if type(value) is int else _text(value, MAX_FIELD_TEXT)
 
 
 _BUILDERS: Final[dict[Kind, tuple[int, Callable[[list[Any]], Message]]]] = {
@@ -298,12 +311,16 @@ _BUILDERS: Final[dict[Kind, tuple[int, Callable[[list[Any]], Message]]]] = {
     Kind.PROOF: (1, lambda v: Proof(_bytes(v[0], 0, PROOF_BYTES))),
     Kind.WELCOME: (0, lambda _: Welcome()),
     Kind.LOOKUP: (3, _lookup),
-    Kind.MANIFEST: (
-        1,
-        lambda v: Manifest(tuple(_entry(_row(row, 4)) for row in _list(v[0], MAX_ENTRIES))),
-    ),
+    Kind.MANIFEST: (3, _manifest),
+    Kind.UNLIKE: (1, _unlike),
+    Kind.FIND: (3, _find),
+    Kind.HOT: (1, lambda v: Hot(_int(v[0], MAX_ENTRIES))),
+    Kind.CHAINS: (1, _chains),
     Kind.FETCH: (1, lambda v: Fetch(_keys(v[0]))),
     Kind.MISS: (1, lambda v: Miss(_int(v[0], MAX_FETCH - 1))),
+    Kind.PIN: (1, lambda v: Pin(_keys(v[0]))),
+    Kind.PINNED: (1, _pinned),
+    Kind.UNPIN: (0, lambda _: Unpin()),
     Kind.CORRUPT: (1, lambda v: Corrupt(_keys(v[0]))),
     Kind.BUSY: (0, lambda _: Busy()),
     Kind.ERROR: (2, lambda v: Error(_text(v[0], MAX_NAME), _text(v[1], MAX_TEXT))),
@@ -316,7 +333,14 @@ _KINDS: Final[dict[type, Kind]] = {
     Welcome: Kind.WELCOME,
     Lookup: Kind.LOOKUP,
     Manifest: Kind.MANIFEST,
+    Unlike: Kind.UNLIKE,
+    Find: Kind.FIND,
+    Hot: Kind.HOT,
+    Chains: Kind.CHAINS,
     Fetch: Kind.FETCH,
+    Pin: Kind.PIN,
+    Pinned: Kind.PINNED,
+    Unpin: Kind.UNPIN,
     Miss: Kind.MISS,
     Corrupt: Kind.CORRUPT,
     Busy: Kind.BUSY,

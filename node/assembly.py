@@ -271,6 +271,8 @@ class Node:
             publish=self.reporter.on_chunks,
             address_of=self.registry.kv_address,
             may_pull=self.registry.may_pull,
+            holders=self.registry.holders,
+            unlike=self.registry.unlike,
             learn_ratio=self.registry.roster.learn_ratio,
             on_engine=self.reporter.on_connector,
             clock=self._clock,

@@ -17,6 +17,7 @@ hashes part is where those chunks end at the latest, and interpolation starts be
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,28 @@ class PrefixDigest:
     def chunks(self) -> tuple[int, ...]:
         """All chunks, least recently used first."""
         return tuple(self._chunks)
+
+    def runs(self, most: int | None = None) -> list[tuple[tuple[bytes, ...], list[tuple[int, int, int, int]]]]:
+        """Block hashes with the chunks that they cover (chunk, end, own, tokens), the most recently used run first.
+
+        `most` looks at that many chunks only, the most recently used ones.
+        """
+        found: dict[int, tuple[tuple[bytes, ...], list[tuple[int, int, int, int]]]] = {}
+        for name, chunk in itertools.islice(reversed(self._chunks.items()), most):
+            if chunk.run is not None:
+                labels = found.setdefault(id(chunk.run), (chunk.run.blocks, []))[1]
+                labels.append((name, chunk.end, chunk.own, chunk.tokens))
+        return list(found.values())
+
+    def adopt(self, blocks: Sequence[bytes], labels: Sequence[tuple[int, int, int, int]]) -> Changes:
+        """Take over a run that a peer reported and whose blocks are here now. What is known here already stays."""
+        run = _Run(self._interned(blocks))
+        added: list[int] = []
+        for name, end, own, tokens in reversed(labels):
+            if name not in self._chunks and 0 < own <= end <= len(blocks):
+                self._put(name, _Chunk(run, end, own, tokens))
+                added.append(name)
+        return self._changes(added)
 
     def validate(self) -> None:
         """Every invariant, for tests."""

@@ -46,10 +46,28 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
         "hops": decision.hops,
         "visited": list(decision.visited),
     }
+    answer["unlike"] = _unlike(view, decision)
     answer["candidates"] = [cost.as_dict() for cost in decision.costs]
     weighed = {cost.name for cost in decision.costs}
     answer["excluded"] = _excluded(view, decision.model, decision.visited, weighed)
     return answer
+
+
+def _unlike(view: ClusterView, plan: Plan) -> list[dict[str, str]]:
+    """Nodes that hold a part of the prompt in KV blocks that the target cannot use, so nothing is pulled from them."""
+    target = view.get(plan.target)
+    ours = target.models.get(plan.model) if target is not None else None
+    if ours is None or not ours.fingerprint:
+        return []
+    found = []
+    for candidate in view.candidates:
+        theirs = candidate.models.get(plan.model)
+        if theirs is None or not theirs.fingerprint or not view.matched.get(candidate.name):
+            continue
+        if theirs.fingerprint != ours.fingerprint:
+            why = f"its KV blocks are not like those of {plan.target}; `grapevine kv` there says what differs"
+            found.append({"node": candidate.name, "why": why})
+    return found[:MAX_EXCLUDED]
 
 
 def _excluded(view: ClusterView, model: str, visited: Sequence[str], weighed: set[str]) -> list[dict[str, str]]:

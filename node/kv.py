@@ -7,38 +7,35 @@ Rules
    evicts one. Without a connector in the engine it is a guess, from the prompts that were served.
 3. A pull ends within its deadline, which is never longer than computing the same tokens would take; its result
    only changes how fast the answer comes.
-4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock, everything
-   else happens in the event loop.
+4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock
+   (`node.kv_digest`), everything else happens in the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
-from kvmigrate.planner import RateBook
 from kvmigrate.pool import BlockPool
-from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
-from kvmigrate.puller import Puller, PullResult
+from kvmigrate.pool_file import remove_stale_files
+from kvmigrate.puller import Puller, WarmResult
 from kvmigrate.server import TransferServer
+from node import kv_state
 from node.digest import Changes, PrefixDigest
 from node.flights import Flight, Flights
+from node.kv_digest import SharedDigest
+from node.kv_pulls import Pulls, pull_deadline
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
 from node.relay.call import Call
 from node.settings import Settings
 
-#: Evicted blocks that wait for the event loop; beyond it the digest is emptied.
-MAX_EVICTIONS = 1 << 16
-#: Least and longest time of a pull, seconds.
-PULL_MIN_S = 1.0
-PULL_MAX_S = 15.0
+#: Longest time of one step of warming, seconds: whoever asks for it repeats it until all is here.
+WARM_STEP_S = 5.0
 
 _log = logging.getLogger("grapevine.kv")
 
@@ -57,31 +54,33 @@ class KvSide:
         publish: Callable[[Changes], None],
         address_of: Callable[[str], str | None],
         may_pull: Callable[[str], bool],
+        holders: Callable[[str, Sequence[int]], Mapping[str, int]],
+        unlike: Callable[[], Mapping[str, str]],
         learn_ratio: Callable[[str, int, int], None],
         on_engine: Callable[[link.Hello | None], None],
         clock: Callable[[], float],
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._secrets = secrets
         self._meter = meter
         self._metrics = metrics
-        self._digest = digest
-        self._publish = publish
+        self.digest = SharedDigest(digest, publish)
         self._address_of = address_of
         self._may_pull = may_pull
+        self._unlike = unlike
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
         self._clock = clock
         #: Called at each report of the engine.
         self.on_report: Callable[[], None] = lambda: None
-        self.rates = RateBook()
+        self._pulls = Pulls(settings.name, address_of=address_of, holders=holders, metrics=metrics)
+        self.rates = self._pulls.rates
+        self.peers = self._pulls.peers
+        #: Prompt tokens that the engine started, and where it found them.
+        self.tokens = {"prompt": 0, "engine": 0, "pool": 0}
         self.hello: link.Hello | None = None
         self._scheduler = False
         self._flights = Flights()
-        self._lock = threading.Lock()
-        self._evictions: deque[bytes | None] = deque(maxlen=MAX_EVICTIONS)
-        self._scheduled = False
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.pool: BlockPool | None = None
         self.link: EngineLink | None = None
         self.server: TransferServer | None = None
@@ -91,19 +90,27 @@ class KvSide:
 
     async def start(self) -> None:
         """Open the pool, the link and the transfer server. Raises `kvmigrate.errors.LocalError`."""
-        settings = self._settings
+        settings = self.settings
         if not settings.pool_bytes:
             return
-        self._loop = asyncio.get_running_loop()
+        for path in await asyncio.to_thread(remove_stale_files, settings.pool_path):
+            _log.info("removed %s, which a node that was killed had left", path)
         self.pool = await asyncio.to_thread(BlockPool, settings.pool_path, settings.pool_bytes)
-        self.pool.subscribe(self._on_pool)
+        self.digest.follow(self.pool)
         self.link = EngineLink(settings.link_socket, self.pool, self._on_link)
         await self.link.start()
         self.server = TransferServer(
-            self.pool, self._resolve, self._secrets(), settings.cluster, host=settings.host, port=settings.kv_port
+            self.pool,
+            self.digest.resolve,
+            self._secrets(),
+            settings.cluster,
+            host=settings.host,
+            port=settings.kv_port,
+            describe=self.fields,
+            hottest=self.digest.hottest,
         )
         self.server.start()
-        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name)
+        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name, describe=self.fields)
 
     def rekey(self) -> None:
         """Follow the ring: connections that are open stay, new ones prove the keys as they are now."""
@@ -121,7 +128,7 @@ class KvSide:
         if self.link is not None:
             await self.link.close()
         if self.pool is not None:
-            self.pool.unsubscribe(self._on_pool)
+            self.digest.unfollow()
             await asyncio.to_thread(self.pool.close)
         self.pool = self.link = self.server = self.puller = None
 
@@ -148,11 +155,7 @@ class KvSide:
             return
         flight = self._flights.pop(rid)
         if flight is not None and whole and flight.chunks:
-            with self._lock:
-                changes = self._digest.used(
-                    flight.chunks, prompt_tokens=flight.text_tokens, prompt_bytes=flight.prompt_bytes
-                )
-            self._publish(changes)
+            self.digest.used(flight)
 
     async def pull(self, plan: Plan, call: Call) -> int:
         """Pull what the plan's source has of the prompt. Returns the blocks that came; never raises for a peer."""
@@ -160,29 +163,35 @@ class KvSide:
             return 0
         if not self._may_pull(plan.model):
             return 0
-        address = self._address_of(plan.source)
-        chunks = call.parsed.chunks[: plan.chunks] if plan.chunks else call.parsed.chunks
-        if address is None or not chunks:
-            self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
+        named = self._pulls.sources(plan, call.parsed.chunks)
+        if not named:
+            self._metrics.pulls.labels("no_address" if call.parsed.chunks else "nothing").inc()
             return 0
-        result = await self.puller.pull(address, chunks, self._pull_deadline(plan))
-        self._note_pull(plan.source, result)
+        sources = list(named.values())
+        chunks = call.parsed.chunks[: max(source.chunks for source in sources)]
+        result = await self.puller.pull(sources, chunks, pull_deadline(plan, self._meter.prefill_tps))
+        self._pulls.note({source.address: name for name, source in named.items()}, result)
         if result.blocks:
             await self.link.flush()
         return result.blocks
 
-    def _pull_deadline(self, plan: Plan) -> float:
-        recompute_s = plan.prompt_tokens / self._meter.prefill_tps
-        return min(max(recompute_s, PULL_MIN_S), PULL_MAX_S)
+    # --- warming
 
-    def _note_pull(self, source: str, result: PullResult) -> None:
-        if result.joined:
-            return  # noted by the request that it was made for, and perhaps from another source than ours
-        if result.blocks:
-            self.rates.pulled(source, result.bytes, result.seconds, result.lookup_s)
-        self._metrics.pulled(str(result.reason), result.blocks, result.bytes, result.seconds, result.corrupt)
-        level = logging.INFO if result.blocks else logging.DEBUG
-        _log.log(level, "pulled %d blocks from %s in %.3f s: %s", result.blocks, source, result.seconds, result.reason)
+    async def warm(self, source: str, max_bytes: int, deadline_s: float = WARM_STEP_S) -> WarmResult | str:
+        """Copy what is used most at a peer, at most so many bytes and seconds. Returns why not, where it cannot be."""
+        address = self._address_of(source)
+        if self.puller is None or self.link is None:
+            return "this node has no KV pool"
+        if address is None:
+            return f"no live node named {source} serves KV blocks"
+        if source == self.settings.name:
+            return "a node cannot be warmed from itself"
+        result = await self.puller.warm(address, max_bytes, min(deadline_s, WARM_STEP_S))
+        self._pulls.note_parts({address: source}, result.parts)
+        self._metrics.warmed.inc(result.blocks)
+        self.digest.adopt(result.chains)
+        await self.link.flush()
+        return result
 
     # --- what the engine reports
 
@@ -215,6 +224,8 @@ class KvSide:
         if hello.role is link.Role.SCHEDULER:
             self._scheduler = hello.supported
         elif hello.rank == 0:
+            if self.hello is None or self.hello.fingerprint != hello.fingerprint:
+                self.peers.forget_unlike()
             self.hello = hello
             self._on_engine(hello)
 
@@ -227,6 +238,12 @@ class KvSide:
 
     def _on_started(self, event: link.Started, now: float) -> None:
         cached = event.local_tokens + event.external_tokens
+        for name, n in (
+            ("prompt", event.prompt_tokens),
+            ("engine", event.local_tokens),
+            ("pool", event.external_tokens),
+        ):
+            self.tokens[name] += n
         self._meter.started(event.rid, now, event.prompt_tokens, cached)
         flight = self._flights.get(event.rid)
         if flight is None:
@@ -248,81 +265,26 @@ class KvSide:
             self._confirm(flight)
 
     def _confirm(self, flight: Flight) -> None:
-        """Claim what the pool holds of the blocks that a request filled.
-
-        Workers report to the pool over links of their own, so some blocks may become known only later: then the end
-        of the request asks again. What the pool never took (it was full) is never claimed.
-        """
-        if self.pool is None or self.hello is None or not flight.chunks or not flight.unconfirmed:
-            return
-        held = len(self.pool.lookup(flight.unconfirmed, use=False))
-        with self._lock:
-            changes = self._digest.confirm(
-                flight.chunks,
-                flight.unconfirmed[:held],
-                prompt_tokens=flight.prompt_tokens or len(flight.unconfirmed) * self.hello.block_size,
-                prompt_bytes=flight.prompt_bytes,
-                block_size=self.hello.block_size,
-            )
-        if held == len(flight.unconfirmed):
-            flight.unconfirmed = ()
-        self._publish(changes)
+        if self.hello is not None:
+            self.digest.confirm(flight, self.hello.block_size)
 
     def engine_lost(self) -> None:
         """The engine went down: its requests are gone, and so is a cache that only it held."""
         self._meter.engine_lost(self._clock())
         self._flights.clear()
-        with self._lock:
-            withdrawn = self._digest.lost()
-        self._publish(Changes(withdrawn=withdrawn))
+        self.digest.lost()
 
-    # --- from other threads
+    def fields(self) -> dict[str, str | int]:
+        """The readable fields of our engine's fingerprint; none without an engine."""
+        hello = self.hello
+        return dict(hello.fields) if hello is not None else {}
 
-    def _resolve(self, chunks: Sequence[int]) -> tuple[bytes, ...]:
-        with self._lock:
-            return self._digest.resolve(chunks)
-
-    def _on_pool(self, event: PoolEvent) -> None:
-        """Called under the pool's lock, in any thread."""
-        if isinstance(event, Evicted):
-            self._evictions.append(event.block_hash)
-        elif isinstance(event, Cleared):
-            self._evictions.clear()
-            self._evictions.append(None)
-        else:
-            return
-        if not self._scheduled and self._loop is not None and not self._loop.is_closed():
-            self._scheduled = True
-            self._loop.call_soon_threadsafe(self._withdraw)
-
-    def _withdraw(self) -> None:
-        self._scheduled = False
-        full = len(self._evictions) == MAX_EVICTIONS
-        withdrawn: list[int] = []
-        with self._lock:
-            if full:
-                self._evictions.clear()
-                self._evictions.append(None)
-            while self._evictions:
-                block = self._evictions.popleft()
-                withdrawn += self._digest.clear() if block is None else self._digest.evicted(block)
-        self._publish(Changes(withdrawn=tuple(withdrawn)))
+    def unlike(self) -> dict[str, str]:
+        """Nodes that serve a model of ours and whose blocks we cannot use, and why, in words."""
+        known = self.peers.unlike()
+        models = {**dict.fromkeys(known, "it"), **self._unlike()}
+        return {name: known.get(name) or f"another fingerprint of {model}" for name, model in models.items()}
 
     def snapshot(self) -> dict[str, object]:
         """The state as plain JSON values."""
-        if self.pool is None or self.server is None or self.puller is None or self.link is None:
-            return {"enabled": False, "digest_size": len(self._digest)}
-        stats, served, pulled = self.pool.stats(), self.server.stats(), self.puller.stats()
-        status = self.link.status()
-        return {
-            "enabled": True,
-            "path": str(self._settings.pool_path),
-            "why": status.why,
-            "connected": self._scheduler,
-            "digest_size": len(self._digest),
-            "pool": {name: getattr(stats, name) for name in stats.__slots__},
-            "served": {name: getattr(served, name) for name in served.__slots__},
-            "pulls": {name: getattr(pulled, name) for name in pulled.__slots__},
-            "corrupt": stats.corrupt + pulled.corrupt,
-            "rates_bytes_s": self.rates.network(),
-        }
+        return kv_state.snapshot(self)

@@ -118,6 +118,10 @@ class Metrics:
         self.pulls = Counter("grapevine_pulls", "Pulls of KV blocks from peers.", ("reason",), registry=r)
         self.pulled_blocks = Counter("grapevine_pulled_blocks", "KV blocks pulled.", registry=r)
         self.pulled_bytes = Counter("grapevine_pulled_bytes", "Bytes of KV pulled.", registry=r)
+        self.pulled_by_way = Counter(
+            "grapevine_pulled_way_bytes", "Bytes of KV pulled, over tcp or on the same host.", ("way",), registry=r
+        )
+        self.warmed = Counter("grapevine_warmed_blocks", "KV blocks copied to warm this node.", registry=r)
         self.pull_seconds = Histogram("grapevine_pull_seconds", "Time of one pull.", buckets=_SECONDS, registry=r)
         self.corrupt = Counter("grapevine_corrupt_blocks", "KV blocks that failed their check.", registry=r)
         self.remote_errors = Counter(
@@ -179,6 +183,11 @@ class Metrics:
         self.predicted.inc(predicted)
         self.actual.inc(actual)
         self.prompt.inc(prompt)
+
+    def pulled_way(self, way: str, size: int) -> None:
+        """Note how bytes came; ``way`` is one of two fixed words, empty when nothing came."""
+        if size:
+            self.pulled_by_way.labels(way).inc(size)
 
     def pulled(self, reason: str, blocks: int, size: int, seconds: float, corrupt: int) -> None:
         """Note a pull; ``reason`` is one of the puller's fixed words."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gossip import (
@@ -221,6 +221,31 @@ class Registry:
         me = self.roster.get(self.name)
         info = me.models.get(model) if me is not None else None
         return info is not None and bool(info.fingerprint)
+
+    def holders(self, model: str, chunks: Sequence[int]) -> dict[str, int]:
+        """Return the live nodes that hold a prefix of these chunks in blocks like ours, and how many chunks of it."""
+        ours = self.roster.get(self.name)
+        info = ours.models.get(model) if ours is not None else None
+        if info is None or not info.fingerprint:
+            return {}
+        longest = self.roster.prefixes.longest(chunks)
+        return {name: held for name, held in longest.items() if self._fingerprint(name, model) == info.fingerprint}
+
+    def unlike(self) -> dict[str, str]:
+        """Return the nodes that serve a model of ours and whose KV blocks we cannot use, and the model's name."""
+        ours = self.roster.get(self.name)
+        served = {m: i.fingerprint for m, i in ours.models.items() if i.fingerprint} if ours is not None else {}
+        found: dict[str, str] = {}
+        for name in self.roster.names():
+            for model, fingerprint in served.items():
+                if name != self.name and self._fingerprint(name, model) not in (b"", fingerprint):
+                    found[name] = model
+        return found
+
+    def _fingerprint(self, name: str, model: str) -> bytes:
+        node = self.roster.get(name)
+        info = node.models.get(model) if node is not None and node.state is NodeState.ALIVE else None
+        return info.fingerprint if info is not None else b""
 
     def models_union(self) -> dict[str, object]:
         """Return the answer to `GET /v1/models`."""

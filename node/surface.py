@@ -62,7 +62,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             decisions=metrics.decisions,
         ),
         health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
-        admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
+        admin=Admin(settings.admin_token, node, keys=KeyAdmin(node), kv=node.kv, active=lambda: node.admission.active),
     )
 
 
@@ -97,7 +97,21 @@ def gauges(node: Node) -> Iterable[Sample]:
     if pool is not None:
         yield "pool_used_bytes", "Bytes of KV in the pool.", float(pool.used_bytes)
         yield "pool_capacity_bytes", "Size of the pool.", float(pool.capacity_bytes)
+        yield "pool_blocks", "Blocks of KV in the pool.", float(pool.blocks)
+        yield "pool_protected_blocks", "Of them, blocks that were used again.", float(pool.protected)
+        yield "pool_leases", "Blocks that peers read at the moment.", float(pool.leases)
+        yield "pool_hit_blocks", "Blocks found by lookups of peers since the start.", float(pool.hits)
+        yield "pool_missed_blocks", "Blocks not found by lookups of peers since the start.", float(pool.misses)
+        yield "pool_recalled_blocks", "Blocks stored again soon after they were evicted.", float(pool.recalled)
         yield "pool_evicted_blocks", "Blocks evicted from the pool since the start.", float(pool.evictions)
+
+    if node.kv.server is not None:
+        served = node.kv.server.stats()
+        yield "served_kv_bytes", "Bytes of KV sent to peers since the start.", float(served.bytes)
+        yield "pinned_kv_bytes", "Bytes of KV that peers of this host read themselves.", float(served.pinned_bytes)
+        yield "kv_busy_answers", "Transfers of peers that were told to come again.", float(served.busy)
+        yield "kv_refused_connections", "KV connections without the cluster key.", float(served.unauthorized)
+    yield "kv_unlike_nodes", "Nodes of a model of ours whose KV blocks we cannot use.", float(len(node.kv.unlike()))
 
 
 async def engine_metrics(engine: Engine) -> bytes:

@@ -14,6 +14,7 @@ COMMANDS = {
     "members": ("node.cli.inspect", "List the nodes of the cluster."),
     "explain": ("node.cli.inspect", "Show where a prompt would go and why; runs nothing."),
     "keys": ("node.cli.keys", "Show and rotate the cluster keys of running nodes."),
+    "kv": ("node.cli.kv", "Show the KV blocks of a node and its transfers; warm a node from another."),
     "emulate": ("node.cli.emulate", "Serve an emulated engine: no model, the behaviour of vLLM."),
     "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
 }

@@ -44,7 +44,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
     console = console or Console()
     title = f"cluster {escape(str(answer.get('cluster')))} as {escape(str(answer.get('self')))} sees it"
     columns = ("node", "state", "model", "run", "wait", "KV", "TTFT", "RTT", "chunks", "age")
-    table = _table(title, columns, right=3)
+    table = make_table(title, columns, right=3)
     for member in answer.get("members", []):
         load = member.get("load") or {}
         table.add_row(
@@ -68,7 +68,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
 
 def show_members(answer: Mapping[str, Any], console: Console | None = None) -> None:
     """The table of `/gossip/members`."""
-    table = _table(f"cluster {escape(str(answer.get('cluster')))}", ("node", "state", "HTTP"), right=3)
+    table = make_table(f"cluster {escape(str(answer.get('cluster')))}", ("node", "state", "HTTP"), right=3)
     for member in answer.get("members", []):
         table.add_row(_name(member, answer), _state(member, answer), escape(str(member.get("http") or "-")))
     (console or Console()).print(table)
@@ -89,19 +89,22 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
     candidates = [item for item in answer.get("candidates") or [] if isinstance(item, Mapping)]
     if candidates:
         console.print(_costs(candidates))
+    for item in answer.get("unlike") or []:
+        console.print(f"[yellow]no pull from {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
     for item in answer.get("excluded") or []:
         console.print(f"[dim]not {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
 
 
 def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
     keys = [key for key in _COSTS if key == "node" or any(item.get(key) for item in candidates)]
-    table = _table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
+    table = make_table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
     for item in candidates:
         table.add_row(*(_cell(item.get(key)) for key in keys))
     return table
 
 
-def _table(title: str, columns: Sequence[str], right: int) -> Table:
+def make_table(title: str, columns: Sequence[str], right: int) -> Table:
+    """A table in our style; the columns from `right` on hold numbers."""
     table = Table(
         title=title,
         title_justify="left",

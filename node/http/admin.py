@@ -1,4 +1,4 @@
-"""``/admin/*``: drain, undrain, leave, join, keys. Needs the admin token; closed when none is set."""
+"""``/admin/*``: drain, undrain, leave, join, keys, kv/warm. Needs the admin token; closed when none is set."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from node.http.auth import check_admin
 from node.http.errors import ApiError, ApiFailure, json_response
 from node.http.intake import read_small_body
 from node.http.keys import KeyControl, KeyRoutes
+from node.http.kv import KvControl, KvRoutes
 from node.http.router import Handler, Router
 
 #: Addresses taken in one call.
@@ -39,10 +40,13 @@ class Control(Protocol):
 class Admin:
     """The administrator's routes."""
 
-    def __init__(self, token: str, control: Control, keys: KeyControl, active: Callable[[], int]) -> None:
+    def __init__(
+        self, token: str, control: Control, *, keys: KeyControl, kv: KvControl, active: Callable[[], int]
+    ) -> None:
         self._token = token
         self._control = control
         self._keys = KeyRoutes(keys)
+        self._kv = KvRoutes(kv)
         self._active = active
 
     def add_to(self, router: Router) -> None:
@@ -53,6 +57,7 @@ class Admin:
         router.add("POST", "/admin/join", self._guarded(self._join))
         router.add("GET", "/admin/keys", self._guarded(self._keys.show))
         router.add("POST", "/admin/keys", self._guarded(self._keys.change))
+        router.add("POST", "/admin/kv/warm", self._guarded(self._kv.warm))
         router.add_prefix("/admin", self._guarded(self._unknown))
 
     def _guarded(self, handler: Callable[[web.BaseRequest], Awaitable[web.Response]]) -> Handler:
@@ -82,7 +87,9 @@ class Admin:
         return json_response({"dialled": addresses}, status=202)
 
     async def _unknown(self, request: web.BaseRequest) -> web.Response:
-        raise ApiFailure(ApiError(404, "not_found", "There are /admin/drain, undrain, leave, join and keys, by POST."))
+        raise ApiFailure(
+            ApiError(404, "not_found", "There are /admin/drain, undrain, leave, join, keys and kv/warm, by POST.")
+        )
 
 
 def _addresses(body: bytes) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint, matching
+from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint, differences, matching
 
 FULL = Fingerprint(**{f.name: "x" if isinstance(f.default, str) else 2 for f in fields(Fingerprint)})  # type: ignore[arg-type]
 
@@ -16,7 +16,9 @@ def test_every_field_changes_the_digest_and_an_unknown_one_never_matches(name: s
     unknown = replace(FULL, **{name: type(known)()})
     assert FULL.complete and FULL.matches(replace(FULL))
     assert not FULL.matches(other)
-    assert FULL.differences(other) == (name,)
+    told = differences(FULL.to_fields(), other.to_fields())
+    assert told == f"{name} is {getattr(other, name)} there and {known} here"
+    assert differences(FULL.to_fields(), unknown.to_fields()) == f"{name} is unknown there and {known} here"
     assert not unknown.complete and unknown.missing == (name,)
     assert unknown.digest() == NO_FINGERPRINT
     assert not unknown.matches(unknown)

@@ -9,7 +9,7 @@ from kvmigrate import layout
 from kvmigrate.digest import block_digest
 from kvmigrate.errors import InvariantError, LocalError, PoolSizeError
 from kvmigrate.fingerprint import NO_FINGERPRINT
-from kvmigrate.leases import MAX_LEASES_PER_PEER
+from kvmigrate.leases import PEER_SHARE, LeaseBook
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Cleared, Committed, Evicted, PoolEvent, Slot
 
@@ -121,14 +121,27 @@ def test_leased_blocks_are_not_evicted_and_are_when_the_lease_is_over(pools: Poo
     pool.release(lease)  # too late, and harmless
 
 
-def test_a_lease_is_capped_in_time_and_in_number_for_each_peer(pools: Pools, clock: Clock) -> None:
+def test_a_lease_is_capped_in_time_and_in_bytes_for_each_peer(pools: Pools, clock: Clock) -> None:
     pool = pools(80)
     store(pool, chain(80))
     leases = [pool.lease(h, 0, clock.now + 1e9, "greedy") for h in chain(80)]
-    assert sum(lease is not None for lease in leases) == MAX_LEASES_PER_PEER
+    held = sum(lease is not None for lease in leases)
+    assert held == pool.header.geometry.total_bytes // PEER_SHARE // BLOCK
+    assert pool.stats().refused_leases == 80 - held
     assert pool.lease(block_hash(70), 0, clock.now + 1, "modest") is not None
     clock.now += 60
     assert pool.stats().leases == 0
+
+
+def test_a_block_larger_than_the_quota_can_be_held_alone() -> None:
+    book = LeaseBook(quota_bytes=100)
+    first = book.take(1, 2, 500, peer="p", until=9, now=0)
+    assert first is not None
+    assert book.take(2, 2, 1, peer="p", until=9, now=0) is None
+    assert book.take(2, 2, 1, peer="q", until=9, now=0) is not None
+    book.give_back(first)
+    assert book.take(2, 2, 1, peer="p", until=9, now=0) is not None
+    book.validate()
 
 
 def test_a_slot_under_lease_is_not_reused_after_its_block_was_dropped(pools: Pools) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from kvmigrate.errors import LocalError, PoolOwnedError, PoolSizeError
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_file import PoolFile, remove_stale_files
 
-from .helpers import FINGERPRINT, chain, make_pool, store
+from .helpers import BLOCK, FINGERPRINT, chain, make_pool, store
 
 OWNER = """
 import sys, pathlib
@@ -45,7 +46,7 @@ def test_the_file_of_a_dead_owner_is_replaced_and_that_of_a_living_one_is_not(tm
     try:
         with pytest.raises(PoolOwnedError, match="another running process"):
             make_pool(tmp_path)
-        assert remove_stale_files(tmp_path) == []
+        assert remove_stale_files(tmp_path / "own.kvpool") == []
     finally:
         end(process)
     before = (tmp_path / "test.kvpool").stat().st_ino
@@ -61,9 +62,17 @@ def test_stale_files_of_any_name_are_cleaned(tmp_path: Path) -> None:
     end(owner(tmp_path))
     mine = BlockPool(tmp_path / "mine.kvpool", 1 << 20)
     (tmp_path / "foreign.kvpool").write_bytes(b"somebody else's")
-    assert remove_stale_files(tmp_path) == [tmp_path / "test.kvpool"]
+    assert remove_stale_files(tmp_path / "own.kvpool") == [tmp_path / "test.kvpool"]
     assert mine.path.exists() and (tmp_path / "foreign.kvpool").exists()
     mine.close()
+
+
+def test_the_memory_of_a_dead_owner_is_free_although_an_engine_still_maps_its_file(tmp_path: Path) -> None:
+    end(owner(tmp_path))
+    with (tmp_path / "test.kvpool").open("rb") as held, mmap.mmap(held.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert remove_stale_files(tmp_path / "own.kvpool") == [tmp_path / "test.kvpool"]
+        assert os.fstat(held.fileno()).st_blocks * 512 <= 4096
+        assert mapped[-BLOCK:] == bytes(BLOCK)  # zeros, which have the digest of no block
 
 
 def test_a_file_that_is_no_pool_is_not_overwritten(tmp_path: Path) -> None:

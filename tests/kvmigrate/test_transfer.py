@@ -17,12 +17,13 @@ import pytest
 from kvmigrate import wire
 from kvmigrate.digest import block_digest
 from kvmigrate.errors import LocalError, RemoteError
-from kvmigrate.handshake import SourceHandshake
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, Reason, check_manifest
+from kvmigrate.pull import check_manifest
+from kvmigrate.puller import Puller, PullLimits, Reason
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
 
+from .bad_source import BadSource
 from .helpers import BLOCK, OTHER_FINGERPRINT, SECRET, block_hash, chain, content, flip, store
 
 Pools = Callable[..., BlockPool]
@@ -299,48 +300,6 @@ def test_junk_costs_its_connection_and_nothing_else(
     assert server.stats().lookups == 0
 
 
-class BadSource:
-    """A source that authenticates and offers blocks properly, and then does what the test wants."""
-
-    def __init__(self, behave: Callable[[Transport, wire.Fetch, Deadline], None], n: int = 10) -> None:
-        self._behave = behave
-        self._entries = tuple(wire.Entry(h, 0, BLOCK, block_digest(content(h))) for h in chain(n))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._released = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._transport = transport = Transport(self._listener.accept()[0])
-        deadline = Deadline(time.monotonic, 20, 20)
-        shake = SourceHandshake("c", SECRET, bytes(16))
-        while not shake.done:
-            transport.send(shake.receive(transport.receive(deadline)), deadline)
-        try:
-            while True:
-                request = transport.receive(deadline)
-                if isinstance(request, wire.Lookup):
-                    transport.send(wire.Manifest(self._entries), deadline)
-                elif isinstance(request, wire.Fetch):
-                    self._behave(transport, request, deadline)
-        except (OSError, RemoteError):
-            pass
-        finally:
-            transport.close()
-
-    def hold(self) -> None:
-        """Do nothing until the test is over."""
-        self._released.wait(20)
-
-    def end(self) -> None:
-        self._released.set()
-        self._listener.close()
-        self._transport.close()  # the puller keeps good connections warm
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-
 def send(transport: Transport, deadline: Deadline, index: int, h: bytes, data: bytes) -> None:
     transport.send_block(wire.BlockHeader(index, len(data), block_digest(content(h))), memoryview(data), deadline)
 
@@ -473,7 +432,7 @@ def entry(n: int, rank: int = 0, nbytes: int = BLOCK) -> wire.Entry:
 )
 def test_manifests_that_contradict_themselves_are_refused(entries: tuple[wire.Entry, ...]) -> None:
     with pytest.raises(RemoteError):
-        check_manifest(wire.Manifest(entries), 2, BLOCK)
+        check_manifest(wire.Manifest("", 0, entries), 2, BLOCK)
 
 
 SOURCE = """

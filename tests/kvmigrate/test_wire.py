@@ -17,6 +17,10 @@ NONCE = st.binary(min_size=16, max_size=16)
 PROOF = st.one_of(st.just(b""), st.binary(min_size=32, max_size=32))
 TEXT = st.text(max_size=64)
 KEYS = st.lists(st.builds(wire.Key, HASH, RANK), max_size=20).map(tuple)
+LABELS = st.lists(
+    st.builds(wire.Label, st.integers(0, 2**64 - 1), st.just(3), st.integers(0, 3), st.integers(0, 1 << 16)), max_size=9
+)
+CHAINS = st.builds(wire.Chain, st.lists(HASH, min_size=3, max_size=20).map(tuple), LABELS.map(tuple))
 MESSAGES = st.one_of(
     st.builds(wire.Hello, st.integers(0, 255), TEXT, TEXT, NONCE),
     st.builds(wire.Challenge, NONCE, PROOF),
@@ -25,9 +29,26 @@ MESSAGES = st.one_of(
     st.builds(wire.Lookup, DIGEST, st.integers(0, 64), st.lists(st.integers(0, 2**64 - 1), max_size=30).map(tuple)),
     st.builds(
         wire.Manifest,
+        TEXT,
+        st.integers(0, 2**64 - 1),
         st.lists(st.builds(wire.Entry, HASH, RANK, st.integers(1, 1 << 28), DIGEST), max_size=20).map(tuple),
     ),
     st.builds(wire.Fetch, KEYS),
+    st.builds(wire.Pin, KEYS),
+    st.builds(
+        wire.Pinned,
+        st.lists(st.builds(wire.Place, st.integers(0, (1 << 20) - 1), st.integers(0, 2**64 - 1)), max_size=20).map(
+            tuple
+        ),
+    ),
+    st.just(wire.Unpin()),
+    st.builds(wire.Find, DIGEST, st.integers(0, 64), st.lists(HASH, max_size=20).map(tuple)),
+    st.builds(wire.Hot, st.integers(0, wire.MAX_ENTRIES)),
+    st.builds(wire.Chains, st.lists(CHAINS, max_size=4).map(tuple)),
+    st.builds(
+        wire.Unlike,
+        st.lists(st.tuples(TEXT, st.integers(0, 2**64 - 1) | st.text(max_size=256)), max_size=20).map(tuple),
+    ),
     st.builds(wire.BlockHeader, st.integers(0, 1023), st.integers(1, 1 << 28), DIGEST),
     st.builds(wire.Miss, st.integers(0, 1023)),
     st.builds(wire.Corrupt, KEYS),
@@ -56,9 +77,10 @@ def test_every_message_comes_back_as_it_was_sent(message: wire.Message) -> None:
 def test_the_largest_manifest_and_lookup_fit_a_frame() -> None:
     entry = wire.Entry(bytes(32), 63, 1 << 28, bytes(16))
     for message in (
-        wire.Manifest((entry,) * wire.MAX_ENTRIES),
+        wire.Manifest("x" * 255, 2**64 - 1, (entry,) * wire.MAX_ENTRIES),
         wire.Lookup(bytes(16), 64, (2**64 - 1,) * wire.MAX_CHUNKS),
         wire.Fetch((wire.Key(bytes(32), 63),) * wire.MAX_FETCH),
+        wire.Chains((wire.Chain((bytes(32),) * 8192, (wire.Label(2**64 - 1, 8192, 8192, 1 << 16),) * 8192),)),
     ):
         assert decode(wire.encode(message)) == message
 
@@ -111,8 +133,20 @@ def test_a_damaged_frame_raises_the_remote_kind_or_is_a_message(message: wire.Me
     [
         frame(5, [bytes(16), 1, list(range(wire.MAX_CHUNKS + 1))]),
         frame(7, [[[bytes(32), 0]] * (wire.MAX_FETCH + 1)]),
-        frame(6, [[[bytes(32), 0, (256 << 20) + 1, bytes(16)]]]),
-        frame(6, [[[bytes(32), 64, 1, bytes(16)]]]),
+        frame(6, ["", 0, [[bytes(32), 0, (256 << 20) + 1, bytes(16)]]]),
+        frame(6, ["", 0, [[bytes(32), 64, 1, bytes(16)]]]),
+        frame(6, ["x" * 256, 0, []]),
+        frame(6, ["", 2**64 - 1, [[bytes(32), 0, 1, bytes(16)]] * (wire.MAX_ENTRIES + 1)]),
+        frame(17, [bytes(16), 1, [bytes(32)] * (wire.MAX_ENTRIES + 1)]),
+        frame(18, [wire.MAX_ENTRIES + 1]),
+        frame(19, [[[[], []]] * (wire.MAX_CHAINS + 1)]),
+        frame(19, [[[[bytes(32)] * 5000, []]] * 2]),
+        frame(19, [[[[bytes(32)], [[1, 2, 1, 1]]]]]),
+        frame(19, [[[[bytes(32)], [[1, 1, 2, 1]]]]]),
+        frame(14, [[[1 << 20, 2]]]),
+        frame(14, [[[1, 2]] * (wire.MAX_FETCH + 1)]),
+        frame(16, [[["name", "x" * 257]]]),
+        frame(16, [[["name", 1]] * (wire.MAX_FIELDS + 1)]),
         frame(12, ["x" * 65, ""]),
         wire._prefix(wire.Kind.BLOCK, 0, 0, bytes(16)),
         wire._prefix(wire.Kind.BLOCK, wire.MAX_FETCH, 1, bytes(16)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvmigrate.digest import block_digest
@@ -27,12 +27,13 @@ class FakeConnector:
         self.got: list[tuple[Role, Message]] = []
         self._changed = asyncio.Condition()
 
-    async def connect(self, fingerprint: bytes = FINGERPRINT) -> None:
+    async def connect(self, fingerprint: bytes = FINGERPRINT, fields: Mapping[str, str | int] | None = None) -> None:
         for role in (Role.WORKER, Role.SCHEDULER):
             reader, writer = await asyncio.open_unix_connection(str(self._path))
             self._writers[role] = writer
             self._readers.append(asyncio.create_task(self._read(role, reader)))
-            self.send(Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS), role)
+            hello = Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS, fields=fields or {})
+            self.send(hello, role)
             await self.until(role, m.Pool)
 
     def send(self, message: Message, role: Role = Role.SCHEDULER) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
 from kvmigrate.link import messages as m
+from kvmigrate.pool import BlockPool
+from node.kv import WARM_STEP_S
 from tests.node.fakes import connector as kv
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask
@@ -30,10 +34,12 @@ class Pair:
         self.nodes = nodes
         self.connectors: dict[str, FakeConnector] = {}
 
-    async def add(self, name: str, fingerprint: bytes = kv.FINGERPRINT) -> Member:
-        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01)
+    async def add(
+        self, name: str, fingerprint: bytes = kv.FINGERPRINT, fields: Mapping[str, str | int] | None = None
+    ) -> Member:
+        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01, admin_token="t")
         connector = FakeConnector(member.node.settings.link_socket)
-        await connector.connect(fingerprint)
+        await connector.connect(fingerprint, fields)
         self.connectors[name] = connector
         member.fake.script = self._script(member)
         await member.until(lambda: member.node.kv.connected and member.node.registry.may_pull("m"))
@@ -168,22 +174,116 @@ async def test_without_a_pull_everything_is_computed_again(pair: Pair) -> None:
     assert b.node.metrics.actual._value.get() == 0
 
 
-async def test_blocks_of_another_fingerprint_are_not_taken(pair: Pair) -> None:
-    a, b = await pair.add("a"), await pair.add("b", b"g" * 16)
+async def test_blocks_of_another_fingerprint_are_not_taken_and_everybody_is_told_why(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "grapevine.kv")
+    a, b = await pair.add("a", fields={"block_size": 16}), await pair.add("b", b"g" * 16, {"block_size": 32})
     await pair.nodes.agree()
     await send(a, *force("a"))
     await b.until(lambda: _published(b, "a") > 0)
     answer = await send(b, *force("b", "a"))
     assert answer.one("x-grapevine-pulled-blocks") == "0"
     assert b.node.metrics.pulls.labels("mismatch")._value.get() == 1
+    why = "block_size is 16 there and 32 here"
+    state = json.loads((await ask(b.port, "GET", "/gossip/state")).body)["kv"]
+    assert state["unlike"] == {"a": why} and state["peers"]["a"]["failures"] == {"mismatch": 1}
+    assert state["fingerprint"] == {"block_size": 32}
+    (line,) = [record.message for record in caplog.records if "ended early" in record.message]
+    assert "pull from a ended early" in line and why in line
+    told = json.loads((await ask(b.port, "POST", "/route/explain", force("b"), LONG)).body)
+    assert [item["node"] for item in told["unlike"]] == ["a"]
+    assert (
+        json.loads((await ask(a.port, "GET", "/gossip/state")).body)["kv"]["unlike"]["b"] == "another fingerprint of m"
+    )
 
 
-async def test_a_source_that_is_gone_costs_only_speed(pair: Pair) -> None:
+async def test_a_source_that_is_gone_costs_only_speed_and_one_line_of_the_log(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "grapevine.kv")
     a, b = await warmed(pair)
     assert a.node.kv.server is not None
     a.node.kv.server.close()
     answer = await send(b, *force("b", "a"))
     assert answer.status == 200 and answer.one("x-grapevine-pulled-blocks") == "0"
+    (line,) = [record.message for record in caplog.records]
+    assert "pull from a ended early: it cannot be reached" in line
+    assert b.node.metrics.pulls.labels("unreachable")._value.get() == 1
+
+
+async def test_where_the_source_fails_another_holder_gives_the_blocks(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    c = await pair.add("c")
+    await pair.nodes.agree()
+    await send(c, *force("c", "a"))
+    await b.until(lambda: _published(b, "c") == _published(a, "a"))
+    assert a.node.kv.server is not None
+    a.node.kv.server.close()
+    answer = await send(b, *force("b", "a"))
+    assert int(answer.one("x-grapevine-pulled-blocks") or 0) >= BLOCKS - 8
+    shown = b.node.kv.peers.snapshot()
+    assert shown["a"]["failures"] == {"unreachable": 1} and shown["c"]["failures"] == {}
+    assert shown["c"]["ways"] and b.node.kv.rates.peer("c").samples == 1
+
+
+async def test_a_node_is_warmed_with_what_another_uses_most_and_says_so_to_the_cluster(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    await send(a, *force("a"))
+    token = [("authorization", "Bearer t")]
+    body = json.dumps({"from": "a"}).encode()
+    steps = [json.loads((await ask(b.port, "POST", "/admin/kv/warm", token, body)).body) for _ in range(2)]
+    assert [(step["whole"], step["reason"]) for step in steps] == [(True, "complete")] * 2
+    copied = steps[0]["blocks"]  # up to the prompt's last whole chunk
+    assert BLOCKS - 8 <= copied <= BLOCKS and steps[1]["blocks"] == 0  # the second time everything is here
+    assert b.node.metrics.warmed._value.get() == copied
+    await a.until(lambda: _published(a, "b") == _published(a, "a"))
+    b.node.kv.digest._digest.validate()
+    answer = await send(b, *force("b"), ("x-grapevine-no-pull", "1"))
+    assert answer.one("x-grapevine-target") == "b"
+    assert b.node.metrics.actual._value.get() == copied * kv.BLOCK_TOKENS  # they were in the pool
+    top = json.loads((await ask(a.port, "GET", "/gossip/state")).body)["kv"]["top"]
+    assert top and top[0]["uses"] >= 2 and top[0]["blocks"] == copied
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{}", 400),
+        (b"[]", 400),
+        (b"nonsense", 400),
+        (b'{"from": "a", "max_bytes": 0}', 400),
+        (b'{"from": "a", "max_bytes": true}', 400),
+        (b'{"from": "nobody"}', 409),
+        (b'{"from": "a"}', 409),
+    ],
+)
+async def test_warming_that_cannot_be_is_refused_with_a_reason(pair: Pair, body: bytes, status: int) -> None:
+    a = await pair.add("a")
+    answer = await ask(a.port, "POST", "/admin/kv/warm", [("authorization", "Bearer t")], body)
+    assert answer.status == status and json.loads(answer.body)["error"]["message"]
+    assert (await ask(a.port, "POST", "/admin/kv/warm", (), body)).status == 401
+
+
+async def test_warming_from_a_node_that_is_gone_ends_in_time_with_its_reason(pair: Pair) -> None:
+    a, b = await warmed(pair)
+    assert a.node.kv.server is not None
+    a.node.kv.server.close()
+    async with asyncio.timeout(WARM_STEP_S + 2):
+        body = b'{"from": "a"}'
+        step = json.loads((await ask(b.port, "POST", "/admin/kv/warm", [("authorization", "Bearer t")], body)).body)
+    assert (step["whole"], step["reason"], step["blocks"]) == (False, "unreachable", 0)
+
+
+async def test_the_pool_of_a_node_that_was_killed_is_removed_by_the_next_that_starts(pair: Pair) -> None:
+    path = (await pair.add("a")).node.settings.pool_path
+    killed = BlockPool(path.with_name(f"{path.stem}-killed{path.suffix}"), 1 << 20)
+    assert killed.path.exists()
+    killed._file.bytes.release()
+    killed._file._map.close()
+    os.close(killed._file._fd)  # the kernel does that, and gives the lock back, however a process ends
+    await pair.add("b")
+    assert not killed.path.exists() and path.exists()
 
 
 async def test_what_the_pool_drops_is_withdrawn_everywhere(pair: Pair) -> None:

@@ -1,0 +1,185 @@
+"""What a source answers on one authenticated connection.
+
+Rules
+1. Blocks go from shared memory to the socket, or are pinned where they lie, under leases. Leases end by themselves, are
+   bounded in bytes for each peer, and all of a connection's end with it.
+2. A FETCH waits a short time for its turn and is then told BUSY: each transfer can fill a link by itself.
+3. What was asked for and is not here ends that request with MISS or fewer places: the puller asks no further.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from . import wire
+from .errors import KvError, RemoteError
+from .fingerprint import matching
+from .leases import MAX_LEASE_S, Lease
+from .pool import BlockPool
+from .transport import Deadline, Transport, unexpected
+
+#: Blocks that are leased together for sending. Sending them one stall short of failure must fit into MAX_LEASE_S.
+LEASE_WINDOW: Final = 8
+#: PINs of one connection that are open at a time: a puller has the next one under way while it reads.
+MAX_PINS: Final = 4
+
+Resolve = Callable[[Sequence[int]], Sequence[bytes]]
+Describe = Callable[[], Mapping[str, str | int]]
+Hottest = Callable[[int], Sequence[wire.Chain]]
+Count = Callable[[str, int], None]
+
+
+class Serving:
+    """Requests of one peer on one connection. `count` adds to the server's counters; used in one thread."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        transport: Transport,
+        peer: str,
+        *,
+        resolve: Resolve,
+        describe: Describe,
+        hottest: Hottest,
+        turns: threading.Semaphore,
+        busy_wait_s: float,
+        count: Count,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._transport = transport
+        self._peer = peer
+        self._resolve = resolve
+        self._describe = describe
+        self._hottest = hottest
+        self._turns = turns
+        self._busy_wait_s = busy_wait_s
+        self._count = count
+        self._clock = clock
+        self._pins: deque[list[Lease]] = deque()
+
+    def answer(self, request: wire.Message, deadline: Deadline) -> None:
+        """Answer one request; raises RemoteError for what is none, and what `Transport` raises."""
+        match request:
+            case wire.Lookup() | wire.Find():
+                self._transport.send(self._look_up(request), deadline)
+            case wire.Hot():
+                self._transport.send(wire.Chains(tuple(self._hottest(request.blocks))), deadline)
+            case wire.Fetch():
+                self._fetch(request.keys, deadline)
+            case wire.Pin():
+                self._transport.send(self._pin(request.keys), deadline)
+            case wire.Unpin():
+                if not self._pins:
+                    raise RemoteError("transfer: nothing is pinned")
+                self._release(self._pins.popleft())
+            case wire.Corrupt():
+                self._check(request.keys)
+            case _:
+                raise unexpected(request)
+
+    def close(self) -> None:
+        """End what the peer still holds."""
+        while self._pins:
+            self._release(self._pins.popleft())
+
+    def _look_up(self, request: wire.Lookup | wire.Find) -> wire.Message:
+        self._count("lookups", 1)
+        header = self._pool.header
+        if not matching(header.fingerprint, request.fingerprint):
+            self._count("unlike", 1)
+            return self._unlike()
+        if header.geometry.ranks != request.ranks:
+            return wire.Error("ranks", f"the blocks here have {header.geometry.ranks} ranks")
+        try:
+            found = self._resolve(request.chunks) if isinstance(request, wire.Lookup) else request.hashes
+        except KvError as error:
+            return wire.Error("resolve", str(error)[: wire.MAX_TEXT])
+        hashes = list(found)[: wire.MAX_ENTRIES // request.ranks]
+        counts = isinstance(request, wire.Lookup)  # a copy of what is hot makes nothing hotter
+        by_rank = [self._pool.lookup(hashes, rank, use=counts and rank == 0) for rank in range(request.ranks)]
+        blocks = [block for shards in zip(*by_rank, strict=False) for block in shards]
+        entries = tuple(wire.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks)
+        return wire.Manifest(self._pool.path.name, header.instance, entries)
+
+    def _unlike(self) -> wire.Unlike:
+        fields = [(name, value) for name, value in self._describe().items() if len(name) <= wire.MAX_NAME]
+        cut = [(n, v[: wire.MAX_FIELD_TEXT] if isinstance(v, str) else max(0, v)) for n, v in fields[: wire.MAX_FIELDS]]
+        return wire.Unlike(tuple(cut))
+
+    def _fetch(self, keys: Sequence[wire.Key], deadline: Deadline) -> None:
+        if not self._turns.acquire(timeout=self._busy_wait_s):
+            self._transport.send(self._busy(), deadline)
+            return
+        try:
+            self._send_blocks(keys, deadline)
+        finally:
+            self._turns.release()
+
+    def _send_blocks(self, keys: Sequence[wire.Key], deadline: Deadline) -> None:
+        sent = 0
+        while sent < len(keys):
+            leases = self._lease(keys[sent : sent + LEASE_WINDOW])
+            try:
+                for lease in leases:
+                    if not self._send_block(sent, lease, deadline):
+                        break
+                    sent += 1
+                else:
+                    if leases:
+                        continue
+            finally:
+                self._release(leases)
+            self._count("misses", 1)
+            self._transport.send(wire.Miss(sent), deadline)
+            return
+
+    def _send_block(self, index: int, lease: Lease, deadline: Deadline) -> bool:
+        found = self._pool.leased(lease)
+        if found is None:
+            return False
+        block, data = found
+        self._transport.send_block(wire.BlockHeader(index, block.nbytes, block.digest), data, deadline)
+        self._count("blocks", 1)
+        self._count("bytes", block.nbytes)
+        return True
+
+    def _pin(self, keys: Sequence[wire.Key]) -> wire.Message:
+        if len(self._pins) >= MAX_PINS:
+            return self._busy()
+        leases = self._lease(keys)
+        if not leases and keys and self._pool.lookup([keys[0].block_hash], keys[0].rank, use=False):
+            return self._busy()  # it is here: the peer's quota is used up
+        self._pins.append(leases)
+        if len(leases) < len(keys):
+            self._count("misses", 1)
+        self._count("pinned_blocks", len(leases))
+        self._count("pinned_bytes", sum(lease.nbytes for lease in leases))
+        return wire.Pinned(tuple(wire.Place(lease.slot, lease.generation) for lease in leases))
+
+    def _busy(self) -> wire.Busy:
+        self._count("busy", 1)
+        return wire.Busy()
+
+    def _lease(self, keys: Sequence[wire.Key]) -> list[Lease]:
+        """Hold as many of these as are here and within the peer's quota."""
+        until = self._clock() + MAX_LEASE_S
+        leases: list[Lease] = []
+        for key in keys:
+            lease = self._pool.lease(key.block_hash, key.rank, until, self._peer)
+            if lease is None:
+                break
+            leases.append(lease)
+        return leases
+
+    def _release(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._pool.release(lease)
+
+    def _check(self, keys: Sequence[wire.Key]) -> None:
+        """A peer got wrong bytes: look whether they are wrong here, so that they are not served again."""
+        suspects = [block.index for key in keys for block in self._pool.lookup([key.block_hash], key.rank, use=False)]
+        self._count("corrupt", self._pool.check_slots(suspects))

@@ -1,0 +1,107 @@
+"""Copy what is used most at a source into our pool, chain by chain, until the limit or the deadline.
+
+What is here already costs a lookup and no transfer, so a copy that was cut short is continued by asking again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from . import wire
+from .dialer import Dialer
+from .errors import KvError, RemoteError
+from .pool import BlockPool
+from .pull import Ask, Part, Pull, Reason
+from .transport import Deadline, unexpected
+
+#: At most this part of our pool is filled: the rest is for what our own engine computes.
+POOL_SHARE: Final = 2
+#: Reasons after which the next chain is worth asking for.
+_GO_ON: Final = frozenset({Reason.COMPLETE, Reason.NOTHING, Reason.GONE, Reason.CORRUPT})
+
+
+@dataclass(frozen=True, slots=True)
+class WarmResult:
+    """What came. `chains`: those that are here now, cut to what is here; `whole`: nothing is left to copy."""
+
+    reason: Reason
+    whole: bool = False
+    chains: tuple[wire.Chain, ...] = ()
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    detail: str = ""
+    parts: tuple[Part, ...] = ()
+
+
+class Warming:
+    """One copy, in one thread. `pull` makes the transfers; `begin_s` bounds the first question (seconds)."""
+
+    def __init__(self, pool: BlockPool, dialer: Dialer, pull: Pull, begin_s: float) -> None:
+        self._pool = pool
+        self._dialer = dialer
+        self._pull = pull
+        self._begin_s = begin_s
+
+    def run(self, address: str, max_bytes: int, deadline: Deadline) -> WarmResult:
+        """Copy at most `max_bytes`; never raises for anything that a source or the network does."""
+        geometry = self._pool.header.geometry
+        if not geometry.slots:
+            return WarmResult(Reason.UNCONFIGURED)
+        room = geometry.slots // geometry.ranks // POOL_SHARE
+        blocks = min(room, max_bytes // (geometry.block_bytes * geometry.ranks), wire.MAX_ENTRIES)
+        try:
+            chains = self._hottest(address, blocks, deadline.within(self._begin_s))
+        except RemoteError as error:
+            return WarmResult(Reason.REFUSED, detail=str(error))
+        except (OSError, KvError) as error:
+            return WarmResult(Reason.UNREACHABLE, detail=str(error))
+        return self._copy(address, chains, deadline)
+
+    def _hottest(self, address: str, blocks: int, deadline: Deadline) -> Sequence[wire.Chain]:
+        transport, answer = self._dialer.ask(address, wire.Hot(blocks), deadline)
+        if isinstance(answer, wire.Chains):
+            self._dialer.keep(address, transport)
+            return answer.chains
+        self._dialer.discard(transport)
+        raise unexpected(answer)
+
+    def _copy(self, address: str, chains: Sequence[wire.Chain], deadline: Deadline) -> WarmResult:
+        parts: list[Part] = []
+        for chain in chains:
+            if len(self._pool.lookup(chain.hashes, use=False)) == len(chain.hashes):
+                continue
+            if deadline.left() <= 0:
+                return self._result(Reason.DEADLINE, chains, parts)
+            part = self._pull.attempt(address, _find(chain.hashes), deadline)
+            parts.append(part)
+            if part.reason not in _GO_ON:
+                return self._result(part.reason, chains, parts)
+        return self._result(Reason.COMPLETE if chains else Reason.NOTHING, chains, parts, whole=True)
+
+    def _result(
+        self, reason: Reason, chains: Sequence[wire.Chain], parts: Sequence[Part], *, whole: bool = False
+    ) -> WarmResult:
+        for chain in reversed(chains):  # the hottest become the youngest
+            self._pool.touch(chain.hashes, use=False)
+        return WarmResult(
+            reason=reason,
+            whole=whole,
+            chains=tuple(cut for cut in map(self._here, chains) if cut.labels),
+            blocks=sum(part.blocks for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            seconds=sum(part.seconds for part in parts),
+            detail=parts[-1].detail if parts else "",
+            parts=tuple(parts),
+        )
+
+    def _here(self, chain: wire.Chain) -> wire.Chain:
+        """Cut a chain to the blocks that are here, and to the chunks that these cover."""
+        held = len(self._pool.lookup(chain.hashes, use=False))
+        return wire.Chain(chain.hashes[:held], tuple(label for label in chain.labels if 0 < label.end <= held))
+
+
+def _find(hashes: Sequence[bytes]) -> Ask:
+    return lambda fingerprint, ranks: wire.Find(fingerprint, ranks, tuple(hashes))

@@ -1,0 +1,153 @@
+"""The two ways from a source's pool into ours: over the connection, or out of the source's file on the same host.
+
+Both are used the same: `ask` for a window of blocks, `begin` it when its turn comes, `take` one block after the other,
+`finish` it. They raise what `Transport` raises.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from . import wire
+from .errors import RemoteError
+from .neighbour import NeighbourFile
+from .transport import Deadline, Transport, unexpected
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A block's bytes are in the target. `announced` by the source, `found` over what came."""
+
+    announced: bytes
+    found: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No block, and nothing more of this window comes: `gone` or `busy`."""
+
+    reason: str
+
+
+class Way(Protocol):
+    """How blocks come."""
+
+    @property
+    def name(self) -> str:
+        """The word that people are shown."""
+        ...
+
+    def ask(self, entries: Sequence[wire.Entry], deadline: Deadline) -> None:
+        """Ask for a window; several may be under way."""
+        ...
+
+    def begin(self, deadline: Deadline) -> None:
+        """The oldest window is to be taken."""
+        ...
+
+    def take(
+        self, place: int, entry: wire.Entry, target: memoryview | None, deadline: Deadline
+    ) -> Arrived | Stopped | None:
+        """Take the next block into the target; without one it is passed over, and the answer is None."""
+        ...
+
+    def finish(self, deadline: Deadline) -> None:
+        """The oldest window was taken, or is not wanted any more."""
+        ...
+
+
+def keys_of(entries: Sequence[wire.Entry]) -> tuple[wire.Key, ...]:
+    """Return what FETCH and PIN name blocks by."""
+    return tuple(wire.Key(entry.block_hash, entry.rank) for entry in entries)
+
+
+class OverTcp:
+    """Blocks come over the connection."""
+
+    name = "tcp"
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def ask(self, entries: Sequence[wire.Entry], deadline: Deadline) -> None:
+        """Send a FETCH."""
+        self._transport.send(wire.Fetch(keys_of(entries)), deadline)
+
+    def begin(self, deadline: Deadline) -> None:
+        """Nothing: the blocks follow each other."""
+
+    def take(
+        self, place: int, entry: wire.Entry, target: memoryview | None, deadline: Deadline
+    ) -> Arrived | Stopped | None:
+        """Receive a block straight into the target, or receive and forget it."""
+        answer = self._transport.receive(deadline)
+        match answer:
+            case wire.BlockHeader() if answer.index == place:
+                if answer.nbytes != entry.nbytes:
+                    raise RemoteError("transfer: a block of another size than announced")
+                if target is None:
+                    self._transport.discard_data(answer.nbytes, deadline)
+                    return None
+                return Arrived(answer.digest, self._transport.receive_data(target, deadline))
+            case wire.Miss() if answer.index == place:
+                return Stopped("gone")
+            case wire.Busy() if place == 0:
+                return Stopped("busy")
+            case wire.Error():
+                raise RemoteError(f"transfer: {answer.message}")
+            case _:
+                raise unexpected(answer)
+
+    def finish(self, deadline: Deadline) -> None:
+        """Nothing: the next window follows."""
+
+
+class FromFile:
+    """Blocks are pinned by the source and copied out of its file."""
+
+    name = "same host"
+
+    def __init__(self, transport: Transport, file: NeighbourFile) -> None:
+        self._transport = transport
+        self._file = file
+        self._places: deque[wire.Place] = deque()
+        self._busy = False
+
+    def ask(self, entries: Sequence[wire.Entry], deadline: Deadline) -> None:
+        """Send a PIN."""
+        self._transport.send(wire.Pin(keys_of(entries)), deadline)
+
+    def begin(self, deadline: Deadline) -> None:
+        """Learn where the blocks lie."""
+        answer = self._transport.receive(deadline)
+        match answer:
+            case wire.Pinned():
+                self._places = deque(answer.places)
+            case wire.Busy():
+                self._busy = True
+            case wire.Error():
+                raise RemoteError(f"transfer: {answer.message}")
+            case _:
+                raise unexpected(answer)
+
+    def take(
+        self, place: int, entry: wire.Entry, target: memoryview | None, deadline: Deadline
+    ) -> Arrived | Stopped | None:
+        """Copy a block. The deadline is looked at before each."""
+        deadline.wait()
+        if not self._places:
+            return Stopped("busy" if self._busy else "gone")
+        slot = self._places.popleft().slot
+        if target is None:
+            return None
+        return Arrived(entry.digest, self._file.copy(slot, entry.nbytes, target))
+
+    def finish(self, deadline: Deadline) -> None:
+        """Give the pins back."""
+        if not self._busy:
+            self._transport.send(wire.Unpin(), deadline)
+        self._busy = False
+        self._places.clear()

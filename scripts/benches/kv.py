@@ -1,0 +1,253 @@
+"""KV blocks between two pools: over TCP against this machine's own limit, on the same host, lookups, the node's loop.
+
+Two processes with real pools on loopback. The limit is a minimal sendall / recv_into program without digests over one
+connection, measured before or after each pull in turn, so that both see the same machine: once from one buffer into one
+buffer of a message's size (the strict limit, which lives in the CPU's caches), and once through as much memory as the
+blocks take (`same_memory`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benches import kv_eviction
+from benches.child import Child
+from benches.kv_source import ASK, LABEL, NO_DIGEST, SECRET, make_pool
+from benches.result import Result
+from kvmigrate import neighbour, transport
+from kvmigrate.pool import BlockPool
+from kvmigrate.puller import Puller, PullResult, Reason
+
+SIZES = {"64k": 64 << 10, "1m": 1 << 20, "3m": 3 << 20, "16m": 16 << 20}
+LARGE = ("1m", "3m", "16m")
+TARGETS = {
+    **{f"pull_over_tcp_limit_nodigest_{size}": (">=", 0.8) for size in LARGE},
+    **{f"pull_over_tcp_limit_{size}": (">=", 0.6) for size in LARGE},
+    **{f"same_host_gb_s_{size}": (">=", 8.0) for size in ("1m", "3m")},
+    "lookup_first_block_ms": ("<=", 2.0),
+    "lookup_1000_ms": ("<=", 5.0),
+    "loop_blocked_max_ms": ("<=", 5.0),
+}
+#: Bytes of one pull, and of the smallest blocks, which are too many otherwise.
+TOTAL = 128 << 20
+TOTAL_SMALL = 32 << 20
+DEADLINE_S = 60.0
+#: Blocks of the lookups.
+MANY = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this bench."""
+    parser.add_argument("--pairs", type=int, default=9, help="pulls, and runs of the TCP program, per size (9)")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Measure everything."""
+    result = Result("kv", TARGETS)
+    pairs = 3 if options.quick else options.pairs
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
+        directory = Path(name)
+        with Child("benches.kv_source", name) as source:
+            for size, block_bytes in SIZES.items():
+                asyncio.run(_rates(result, source, directory, size, block_bytes, pairs))
+            asyncio.run(_lookups(result, source, directory, 10 * pairs))
+    kv_eviction.measure(result, quick=options.quick)
+    result.note("tcp_limit: sendall / recv_into, one buffer each; same_memory: through as much memory as the blocks")
+    result.note(
+        "loop_blocked_*: how late a timer of 1 ms is in the source while it serves, waiting for a core included"
+    )
+    result.note("pull_over_mooncake, pull_over_nixl: not measured, neither is a dependency")
+    return result
+
+
+class Pair:
+    """The source in its process, and a puller with a pool of its own here."""
+
+    def __init__(self, source: Child, directory: Path, block_bytes: int, count: int, *, digests: bool = True) -> None:
+        ports = source.ask(f"fill {block_bytes} {count} {int(digests)}")
+        self.count = count
+        self.bytes = count * block_bytes
+        self._address = f"127.0.0.1:{ports['port']}"
+        self._block_bytes = block_bytes
+        # A chain may fill half of a pool.
+        self.pool: BlockPool = make_pool(directory / "target.kvpool", block_bytes, 2 * count + 8)
+        self._pullers = [Puller(self.pool, SECRET, LABEL, name="bench", same_host=here) for here in (False, True)]
+        self._plain = socket.create_connection(("127.0.0.1", ports["plain"]))
+        self._one = memoryview(bytearray(block_bytes))
+        self._memory = memoryview(bytearray(self.bytes))
+
+    async def pull(self, *, same_host: bool = False) -> float:
+        """Bytes per second of a pull of all blocks into slots that were used before."""
+        self.pool.clear()
+        result = await self.ask(self.count, same_host=same_host)
+        if (result.reason, result.blocks) != (Reason.COMPLETE, self.count):
+            raise RuntimeError(f"the pull ended with {result}")
+        return result.bytes / result.seconds
+
+    async def ask(self, count: int, *, first: int = 0, same_host: bool = False) -> PullResult:
+        """Pull a chain of `count` chunks that begins with number `first`."""
+        return await self._pullers[same_host].pull(self._address, range(first, first + count), DEADLINE_S)
+
+    def plain(self, *, same_memory: bool = False) -> float:
+        """Bytes per second of the minimal program."""
+        started = time.perf_counter()
+        self._plain.sendall(ASK.pack(self._block_bytes, self.count, same_memory))
+        for number in range(self.count):
+            start = number * self._block_bytes if same_memory else 0
+            room = self._memory[start : start + self._block_bytes] if same_memory else self._one
+            self._plain.recv_into(room, len(room), socket.MSG_WAITALL)
+        return self.bytes / (time.perf_counter() - started)
+
+    async def close(self) -> None:
+        """Remove the pool."""
+        self._plain.close()
+        for puller in self._pullers:
+            await puller.close()
+        self.pool.close()
+
+
+async def _rates(  # noqa: PLR0917 - one call
+    result: Result, source: Child, directory: Path, size: str, block_bytes: int, pairs: int
+) -> None:
+    count = max(8, (TOTAL_SMALL if size == "64k" else TOTAL) // block_bytes)
+    pair = Pair(source, directory, block_bytes, count)
+    try:
+        if size == "3m":
+            result.add("pull_fresh_gb_s_3m", await pair.pull() / 1e9)
+        await pair.pull()
+        pair.plain()
+        pulled, over, over_memory, limit = [], [], [], []
+        for turn in range(pairs):
+            before = pair.plain() if turn % 2 == 0 else None
+            rate = await pair.pull()
+            plain = before or pair.plain()
+            pulled.append(rate)
+            limit.append(plain)
+            over.append(rate / plain)
+            over_memory.append(rate / pair.plain(same_memory=True))
+        result.add(f"tcp_limit_gb_s_{size}", statistics.median(limit) / 1e9)
+        result.add(f"pull_gb_s_{size}", statistics.median(pulled) / 1e9)
+        result.add(f"pull_over_tcp_limit_{size}", statistics.median(over))
+        result.add(f"pull_over_tcp_same_memory_{size}", statistics.median(over_memory))
+        if size == "3m":
+            await _costs(result, source, pair, pairs)
+        await _same_host(result, pair, size, pairs)
+    finally:
+        await pair.close()
+    await _without_digests(result, source, directory, size, block_bytes, pairs)
+
+
+async def _costs(result: Result, source: Child, pair: Pair, pairs: int) -> None:
+    """CPU of both sides, and the source's event loop, in pulls one after the other."""
+    source.ask("loop")
+    cpu = time.process_time() + source.ask("cpu")
+    for _ in range(2 * pairs):
+        await pair.pull()
+    spent = time.process_time() + source.ask("cpu") - cpu
+    late = source.ask("loop")
+    result.add("cpu_s_per_gb", spent / (2 * pairs * pair.bytes / 1e9))
+    result.add("loop_blocked_max_ms", late["max"] * 1000)
+    result.add("loop_blocked_p99_ms", late["p99"] * 1000)
+
+
+async def _same_host(result: Result, pair: Pair, size: str, pairs: int) -> None:
+    await pair.pull(same_host=True)
+    rates, plain = [], []
+    for _ in range(pairs):
+        rates.append(await pair.pull(same_host=True))
+        plain.append(_memcpy(pair))
+    result.add(f"same_host_gb_s_{size}", statistics.median(rates) / 1e9)
+    result.add(f"memcpy_gb_s_{size}", statistics.median(plain) / 1e9)
+
+
+def _memcpy(pair: Pair) -> float:
+    """Bytes per second of plain memmove through as much memory as the blocks take, in their sizes."""
+    source = ctypes.addressof(ctypes.c_char.from_buffer(pair._memory))
+    stride, room = pair._block_bytes, memoryview(pair.pool._file.bytes)[pair.pool.header.geometry.data_offset :]
+    target = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    started = time.perf_counter()
+    for number in range(pair.count):
+        ctypes.memmove(target + number * stride, source + number * stride, stride)
+    return pair.bytes / (time.perf_counter() - started)
+
+
+class _NoDigest:
+    """Stands for `RunningDigest` where a pull without digests is measured."""
+
+    def update(self, piece: object) -> None:
+        """Nothing."""
+
+    def digest(self) -> bytes:
+        """What the source stored."""
+        return NO_DIGEST
+
+
+@contextlib.contextmanager
+def _no_digests() -> Iterator[None]:
+    """No product setting does this: a block without its digest is never taken."""
+    kept = transport.RunningDigest
+    for module in (transport, neighbour):
+        vars(module)["RunningDigest"] = _NoDigest
+    try:
+        yield
+    finally:
+        for module in (transport, neighbour):
+            vars(module)["RunningDigest"] = kept
+
+
+async def _without_digests(  # noqa: PLR0917 - one call
+    result: Result, source: Child, directory: Path, size: str, block_bytes: int, pairs: int
+) -> None:
+    count = max(8, (TOTAL_SMALL if size == "64k" else TOTAL) // block_bytes)
+    with _no_digests():
+        pair = Pair(source, directory, block_bytes, count, digests=False)
+        try:
+            await pair.pull()
+            over, over_memory = [], []
+            for _ in range(pairs):
+                plain = pair.plain()
+                rate = await pair.pull()
+                over.append(rate / plain)
+                over_memory.append(rate / pair.plain(same_memory=True))
+            result.add(f"pull_over_tcp_limit_nodigest_{size}", statistics.median(over))
+            result.add(f"pull_over_tcp_same_memory_nodigest_{size}", statistics.median(over_memory))
+        finally:
+            await pair.close()
+
+
+async def _lookups(result: Result, source: Child, directory: Path, times: int) -> None:
+    """A warm connection: one block of 1 MiB looked up and pulled; many small ones that are all here, or nowhere."""
+    pair = Pair(source, directory, 1 << 20, 16)
+    try:
+        await pair.pull()
+        first = []
+        for _ in range(times):
+            pair.pool.clear()
+            first.append(await _milliseconds(pair, 1))
+        result.add("lookup_first_block_ms", statistics.median(first))
+    finally:
+        await pair.close()
+    pair = Pair(source, directory, 4096, MANY)
+    try:
+        await pair.pull()
+        known = [await _milliseconds(pair, MANY) for _ in range(times)]
+        unknown = [await _milliseconds(pair, MANY, 10 * MANY) for _ in range(times)]
+        result.add("lookup_1000_ms", max(statistics.median(known), statistics.median(unknown)))
+    finally:
+        await pair.close()
+
+
+async def _milliseconds(pair: Pair, count: int, first: int = 0) -> float:
+    started = time.perf_counter()
+    await pair.ask(count, first=first)
+    return (time.perf_counter() - started) * 1000

@@ -1,0 +1,199 @@
+"""KV migration with real engines: time to first token cold, local and pulled, and what the connector costs.
+
+Three nodes with SmolLM2-135M: a holder, a puller, and one without a pool (`--no-kv`). Each prompt is new, so `cold` is
+a whole prefill; `local` is the same prompt again at its holder, `pulled` the holder's blocks fetched by the puller.
+Throughput: short prompts that nobody shares, at the holder (connector on, nothing to migrate) and at the node without
+a pool, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from localcluster import LocalCluster
+
+from benches.result import Result, say
+
+TARGETS = {
+    "pulled_over_cold_n3500": ("<=", 0.08),
+    "pulled_over_local_n3500": ("<=", 1.5),
+    "throughput_with_connector": (">=", 0.98),
+}
+MODEL = "SmolLM2-135M-Instruct"
+HOLDER, PULLER, PLAIN = "holder", "puller", "plain"
+WORDS = (
+    "anchor", "barley", "candle", "dune", "ember", "ferry", "garden", "harbour", "island", "juniper", "kettle",
+    "lantern", "meadow", "needle", "orchard", "pepper", "quarry", "river", "saddle", "timber", "umbrella", "valley",
+    "willow", "yarrow",
+)  # fmt: skip
+#: Answers are short where the first token counts, longer where the throughput does.
+FIRST_TOKENS = 4
+LOAD_REQUESTS, LOAD_AT_A_TIME, LOAD_WORDS, LOAD_TOKENS = 12, 6, 60, 48
+PATIENCE_S = 20.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this bench."""
+    parser.add_argument("--tokens", default="512,1000,2000,3500", help="prompt lengths (512,1000,2000,3500)")
+    parser.add_argument("--repeats", type=int, default=3, help="prompts per length (3)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the throughput, per node (4)")
+    parser.add_argument("--dtype", default="auto", help="of the engines: auto is bfloat16, float32 is slower (auto)")
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Measure everything. Three engines need about two minutes to start on two cores."""
+    result = Result("migrate", TARGETS)
+    lengths = [int(length) for length in options.tokens.split(",")]
+    repeats, rounds = (1, 1) if options.quick else (options.repeats, options.rounds)
+    with tempfile.TemporaryDirectory() as name:
+        asyncio.run(
+            _measure(result, Path(name), options.dtype, lengths[-1:] if options.quick else lengths, repeats, rounds)
+        )
+    result.note(
+        f"engines: {MODEL}, dtype {options.dtype}, three on this machine; the other two idle while one is measured"
+    )
+    result.note("sizes are prompt tokens as the engine counts them, to within a few per cent")
+    return result
+
+
+async def _measure(  # noqa: PLR0917 - one call
+    result: Result, workdir: Path, dtype: str, lengths: list[int], repeats: int, rounds: int
+) -> None:
+    async with _cluster(workdir, dtype, max(lengths)) as client:
+        scale = await client.words_per_token()
+        seeds = itertools.count(1)
+        for length in lengths:
+            words = int(length * scale)
+            rows = [await client.one(next(seeds), words) for _ in range(repeats)]
+            cold, local, pulled = (statistics.median(row[place] for row in rows) for place in range(3))
+            suffix = f"n{length}"
+            result.add(f"ttft_cold_s_{suffix}", cold)
+            result.add(f"ttft_local_s_{suffix}", local)
+            result.add(f"ttft_pulled_s_{suffix}", pulled)
+            result.add(f"pulled_over_cold_{suffix}", statistics.median(row[2] / row[0] for row in rows))
+            result.add(f"pulled_over_local_{suffix}", statistics.median(row[2] / row[1] for row in rows))
+        await client.load(PLAIN, next(seeds))
+        await client.load(HOLDER, next(seeds))
+        ratios, rates = [], []
+        for turn in range(rounds):
+            order = (HOLDER, PLAIN) if turn % 2 == 0 else (PLAIN, HOLDER)
+            rate = {name: await client.load(name, next(seeds)) for name in order}
+            ratios.append(rate[HOLDER] / rate[PLAIN])
+            rates.append(rate[HOLDER])
+        result.add("throughput_with_connector", statistics.median(ratios))
+        result.add("throughput_tokens_s", statistics.median(rates))
+
+
+@contextlib.asynccontextmanager
+async def _cluster(workdir: Path, dtype: str, longest: int) -> AsyncIterator[_Client]:
+    engine = ("--dtype", dtype, "--max-model-len", str(4096 if longest <= 3900 else 8192), "--enforce-eager")
+    cluster = LocalCluster(
+        workdir, (HOLDER, PULLER, PLAIN), args=("--no-mdns", "--cluster", "bench"), engine_args=engine
+    )
+    for name, node in cluster.nodes.items():
+        node.args = (*node.args, "--no-kv") if name == PLAIN else (*node.args, "--kv-pool-gib", "2")
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+        try:
+            await cluster.start_all()
+            await cluster.wait_ready(session)
+            say("  engines are ready")
+            yield _Client(cluster, session)
+        finally:
+            await cluster.stop_all()
+
+
+class _Client:
+    """Asks nodes by name; nothing is routed elsewhere."""
+
+    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
+        self._cluster = cluster
+        self._session = session
+
+    async def words_per_token(self) -> float:
+        """How many words of our prose make a token."""
+        text = _prose(0, 500)
+        async with self._session.post(self._cluster[HOLDER].url + "/tokenize", json={"prompt": text}) as answer:
+            return 500 / int((await answer.json())["count"])
+
+    async def one(self, seed: int, words: int) -> tuple[float, float, float]:
+        """Seconds to the first token of a prompt: cold, local, pulled. Raises when a pull brought nothing."""
+        other, prompt = _prose(-seed, words), _prose(seed, words)
+        cold, _ = await self._first(PULLER, other, {"x-grapevine-no-pull": "1"})
+        await self._first(HOLDER, prompt, {"x-grapevine-no-pull": "1"})
+        local, _ = await self._first(HOLDER, prompt, {"x-grapevine-no-pull": "1"})
+        await self._heard(prompt)
+        pulled, headers = await self._first(PULLER, prompt, {"x-grapevine-force-source": HOLDER})
+        blocks = int(headers.get("x-grapevine-pulled-blocks", "0"))
+        if not blocks:
+            raise RuntimeError(f"nothing was pulled: {dict(headers)}\n{self._cluster[PULLER].tail()}")
+        say(f"    {words} words: cold {cold:.3f}, local {local:.3f}, pulled {pulled:.3f} s ({blocks} blocks)")
+        return cold, local, pulled
+
+    async def load(self, name: str, seed: int) -> float:
+        """Tokens of answers a second, for short prompts that nobody shares."""
+        turns = asyncio.Semaphore(LOAD_AT_A_TIME)
+
+        async def ask(number: int) -> int:
+            async with turns:
+                body = {
+                    "prompt": _prose(1000 * seed + number, LOAD_WORDS),
+                    "max_tokens": LOAD_TOKENS,
+                    "ignore_eos": True,
+                }
+                answer = await self._post(name, body, {})
+                return int(answer["usage"]["completion_tokens"])
+
+        started = time.perf_counter()
+        tokens = sum(await asyncio.gather(*(ask(number) for number in range(LOAD_REQUESTS))))
+        return tokens / (time.perf_counter() - started)
+
+    async def _first(self, name: str, prompt: str, headers: Mapping[str, str]) -> tuple[float, Mapping[str, str]]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": FIRST_TOKENS, "temperature": 0, "stream": True}
+        forced = {"x-grapevine-force-target": name, **headers}
+        started = time.perf_counter()
+        url = self._cluster[name].url + "/v1/completions"
+        async with self._session.post(url, json=body, headers=forced) as answer:
+            if answer.status != 200:
+                raise RuntimeError(await answer.text())
+            first = None
+            async for line in answer.content:
+                if first is None and line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                    first = time.perf_counter() - started
+            if first is None:
+                raise RuntimeError("an answer without a token")
+            return first, answer.headers
+
+    async def _heard(self, prompt: str) -> None:
+        """Wait until the puller has heard that the holder has the prompt."""
+        body = {"model": MODEL, "prompt": prompt}
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with self._session.post(self._cluster[PULLER].url + "/route/explain", json=body) as answer:
+                    if (await answer.json())["matched_chunks"].get(HOLDER):
+                        return
+                await asyncio.sleep(0.05)
+
+    async def _post(self, name: str, body: Mapping[str, object], headers: Mapping[str, str]) -> Any:
+        url = self._cluster[name].url + "/v1/completions"
+        forced = {"x-grapevine-force-target": name, "x-grapevine-no-pull": "1", **headers}
+        async with self._session.post(url, json={"model": MODEL, **body}, headers=forced) as answer:
+            if answer.status != 200:
+                raise RuntimeError(await answer.text())
+            return await answer.json()
+
+
+def _prose(seed: int, words: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(words))

@@ -1,0 +1,321 @@
+"""Blocks of a peer on the same host are read out of its pool file: when, how it falls back, and what a liar gains."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvmigrate import neighbour, wire
+from kvmigrate.digest import block_digest
+from kvmigrate.errors import RemoteError
+from kvmigrate.handshake import PullerHandshake
+from kvmigrate.layout import FileHeader, Geometry, pack_file_header
+from kvmigrate.neighbour import NeighbourFile, Neighbours
+from kvmigrate.pool import BlockPool
+from kvmigrate.puller import Puller, PullLimits, PullResult, Reason
+from kvmigrate.server import TransferServer
+from kvmigrate.serving import MAX_PINS
+from kvmigrate.transport import Deadline, Transport
+
+from .bad_source import BadSource
+from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
+
+LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
+
+
+def resolve(chunks: Sequence[int]) -> list[bytes]:
+    return [block_hash(chunk) for chunk in chunks]
+
+
+@pytest.fixture
+def beside(tmp_path: Path, clock: Clock) -> Iterator[Callable[[str], BlockPool]]:
+    """Makes pools whose files lie in one directory, as those of the nodes of one host."""
+    made: list[BlockPool] = []
+
+    def make(name: str, blocks: int = 64) -> BlockPool:
+        pool = BlockPool(tmp_path / f"{name}.kvpool", 3 * 4096 + blocks * (BLOCK + 64), clock)
+        pool.configure(FINGERPRINT, BLOCK, 1)
+        made.append(pool)
+        return pool
+
+    yield make
+    for pool in made:
+        pool.validate()
+        pool.close()
+
+
+@pytest.fixture
+def source(beside: Callable[[str], BlockPool]) -> BlockPool:
+    pool = beside("source")
+    store(pool, chain(20))
+    return pool
+
+
+@pytest.fixture
+def target(beside: Callable[[str], BlockPool]) -> BlockPool:
+    return beside("target")
+
+
+@pytest.fixture
+def server(source: BlockPool) -> Iterator[TransferServer]:
+    server = TransferServer(source, resolve, SECRET, "c")
+    server.start()
+    yield server
+    server.close()
+
+
+async def pull(target: BlockPool, address: str, n: int = 30, *, same_host: bool = True) -> PullResult:
+    puller = Puller(target, SECRET, "c", name="target", limits=LIMITS, same_host=same_host)
+    try:
+        return await puller.pull(address, range(n), 10)
+    finally:
+        await puller.close()
+        assert target.stats().granted == 0
+
+
+def at(server: TransferServer) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+def holds(pool: BlockPool, n: int) -> None:
+    assert len(pool.lookup(chain(40), use=False)) == n
+    assert pool.check_slots(range(pool.header.geometry.slots)) == 0
+    for h in chain(n):
+        lease = pool.lease(h, 0, 1e9)
+        assert lease is not None
+        found = pool.leased(lease)
+        assert found is not None and bytes(found[1]) == content(h)
+        pool.release(lease)
+
+
+async def test_a_neighbours_blocks_do_not_go_over_the_connection(
+    source: BlockPool, target: BlockPool, server: TransferServer
+) -> None:
+    result = await pull(target, at(server))
+    assert (result.reason, result.blocks, result.bytes) == (Reason.COMPLETE, 20, 20 * BLOCK)
+    assert [part.way for part in result.parts] == ["same host"]
+    stats = server.stats()
+    assert (stats.blocks, stats.pinned_blocks, stats.pinned_bytes) == (0, 20, 20 * BLOCK)
+    holds(target, 20)
+    server.close()
+    assert source.stats().leases == 0
+
+
+@pytest.mark.parametrize("why", ["switched off", "elsewhere", "another instance", "a link", "writable by others"])
+async def test_without_a_file_that_is_surely_the_sources_blocks_come_over_tcp(
+    why: str, tmp_path: Path, source: BlockPool, target: BlockPool, server: TransferServer
+) -> None:
+    path = source.path
+    if why == "elsewhere":
+        (tmp_path / "other").mkdir()
+        path.rename(tmp_path / "other" / path.name)
+    elif why == "another instance":
+        h = source.header
+        source._file.bytes[:4096] = bytes(4096)
+        pack_file_header(source._file.bytes, FileHeader(h.geometry, h.fingerprint, h.epoch, h.instance ^ 1, h.capacity))
+    elif why == "a link":
+        path.rename(tmp_path / "real")
+        path.symlink_to(tmp_path / "real")
+    elif why == "writable by others":
+        path.chmod(0o660)
+    result = await pull(target, at(server), same_host=why != "switched off")
+    assert [part.way for part in result.parts] == ["tcp"]
+    assert (result.reason, result.blocks, server.stats().pinned_blocks) == (Reason.COMPLETE, 20, 0)
+    holds(target, 20)
+    pack_file_header(source._file.bytes, source.header)
+
+
+async def test_a_flipped_bit_in_the_neighbours_file_is_noticed_reported_and_not_delivered(
+    source: BlockPool, target: BlockPool, server: TransferServer
+) -> None:
+    flip(source, block_hash(5))
+    result = await pull(target, at(server))
+    assert (result.reason, result.blocks, result.corrupt) == (Reason.CORRUPT, 5, 1)
+    holds(target, 5)
+    server.close()
+    assert server.stats().corrupt == 1 and source.stats().leases == 0
+
+
+async def test_a_block_that_is_gone_ends_the_pull_at_the_block_before(
+    source: BlockPool, target: BlockPool, server: TransferServer
+) -> None:
+    original = source.lease
+
+    def lease_but_lose_one(h: bytes, rank: int, until: float, peer: str = "") -> object:
+        if h == block_hash(7):
+            source.evict(h)
+        return original(h, rank, until, peer)
+
+    source.lease = lease_but_lose_one  # type: ignore[method-assign,assignment]
+    result = await pull(target, at(server))
+    assert (result.reason, result.blocks) == (Reason.GONE, 7)
+    holds(target, 7)
+
+
+async def test_a_source_that_points_at_other_places_of_its_file_delivers_nothing(
+    source: BlockPool, target: BlockPool
+) -> None:
+    def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
+        if isinstance(request, wire.Pin):
+            transport.send(wire.Pinned(tuple(wire.Place(slot, 2) for slot in (9, 8, 7, 6))), deadline)
+
+    bad = BadSource(lie, file=source.path.name, instance=source.header.instance)
+    result = await pull(target, bad.address)
+    assert (result.reason, result.blocks, result.corrupt) == (Reason.CORRUPT, 0, 1)
+    bad.end()
+    holds(target, 0)
+
+
+async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPool, target: BlockPool) -> None:
+    def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
+        if isinstance(request, wire.Pin):
+            transport.send(wire.Pinned((wire.Place(10_000, 2),)), deadline)
+
+    bad = BadSource(lie, file=source.path.name, instance=source.header.instance)
+    result = await pull(target, bad.address)
+    assert (result.reason, result.blocks) == (Reason.BROKEN, 0)
+    bad.end()
+
+
+async def test_a_source_that_never_says_where_is_given_up_in_time(source: BlockPool, target: BlockPool) -> None:
+    def silent(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
+        bad.hold()
+
+    bad = BadSource(silent, file=source.path.name, instance=source.header.instance)
+    started = time.monotonic()
+    assert (await pull(target, bad.address)).reason is Reason.STALLED
+    assert time.monotonic() - started < 8
+    bad.end()
+
+
+def connected(server: TransferServer) -> tuple[Transport, Deadline]:
+    """An authenticated connection that speaks the protocol by hand."""
+    transport = Transport(socket.create_connection(("127.0.0.1", server.port)))
+    deadline = Deadline(time.monotonic, 10, 10)
+    shake = PullerHandshake("c", "rude", SECRET, bytes(16))
+    transport.send(shake.start(), deadline)
+    while not shake.done:
+        answer = shake.receive(transport.receive(deadline))
+        if answer is not None:
+            transport.send(answer, deadline)
+    return transport, deadline
+
+
+def gone(server: TransferServer) -> None:
+    for thread in threading.enumerate():
+        if thread.name == "kv-serve":
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_pins_end_with_their_connection(source: BlockPool, server: TransferServer) -> None:
+    transport, deadline = connected(server)
+    transport.send(wire.Pin(tuple(wire.Key(h, 0) for h in chain(3))), deadline)
+    answer = transport.receive(deadline)
+    assert isinstance(answer, wire.Pinned) and len(answer.places) == 3 and source.stats().leases == 3
+    transport.close()
+    gone(server)
+    assert source.stats().leases == 0
+
+
+def test_a_peer_that_pins_without_end_is_told_to_wait(source: BlockPool, server: TransferServer) -> None:
+    transport, deadline = connected(server)
+    for _ in range(MAX_PINS):
+        transport.send(wire.Pin((wire.Key(block_hash(0), 0),)), deadline)
+        assert isinstance(transport.receive(deadline), wire.Pinned)
+    transport.send(wire.Pin((wire.Key(block_hash(0), 0),)), deadline)
+    assert isinstance(transport.receive(deadline), wire.Busy)
+    transport.close()
+
+
+def test_one_peer_cannot_pin_a_whole_pool(source: BlockPool, server: TransferServer) -> None:
+    transport, deadline = connected(server)
+    transport.send(wire.Pin(tuple(wire.Key(h, 0) for h in chain(20))), deadline)
+    answer = transport.receive(deadline)
+    assert isinstance(answer, wire.Pinned) and 0 < len(answer.places) < 20
+    transport.send(wire.Pin((wire.Key(block_hash(19), 0),)), deadline)
+    assert isinstance(transport.receive(deadline), wire.Busy)
+    transport.close()
+    assert server.stats().busy == 1 and source.stats().refused_leases > 0
+
+
+def test_unpinning_what_was_never_pinned_costs_the_connection(source: BlockPool, server: TransferServer) -> None:
+    transport, deadline = connected(server)
+    transport.send(wire.Unpin(), deadline)
+    with pytest.raises(OSError, match="closed"):
+        transport.receive(deadline)
+    transport.close()
+    gone(server)
+    assert server.stats().broken == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../source.kvpool", "/etc/passwd", "source", "", ".", "..", "x\0.kvpool", "sub/source.kvpool", "target.kvpool"],
+)
+def test_no_other_name_is_opened(name: str, source: BlockPool, target: BlockPool) -> None:
+    for instance in (source.header.instance, target.header.instance, 0):
+        assert NeighbourFile.open(target.path, name, instance) is None
+
+
+def test_a_file_that_is_no_pool_or_shorter_than_it_says_is_not_mapped(tmp_path: Path, target: BlockPool) -> None:
+    path = tmp_path / "bad.kvpool"
+    header = FileHeader(Geometry(BLOCK, 1000, 1), FINGERPRINT, 1, 77, 1 << 40)
+    page = bytearray(4096)
+    pack_file_header(memoryview(page), header)
+    for written in (b"", b"junk" * 2000, bytes(page), bytes(page[:100])):
+        path.write_bytes(written)
+        path.chmod(0o600)
+        assert NeighbourFile.open(target.path, path.name, 77) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert NeighbourFile.open(target.path, path.name, 77) is None  # and does not wait for a writer
+
+
+def test_what_is_copied_is_what_the_digest_is_of(source: BlockPool, target: BlockPool) -> None:
+    file = NeighbourFile.open(target.path, source.path.name, source.header.instance)
+    assert file is not None
+    block = source.lookup([block_hash(3)])[0]
+    room = memoryview(bytearray(BLOCK))
+    assert file.copy(block.index, BLOCK, room) == block_digest(room) == block.digest
+    with pytest.raises(RemoteError):
+        file.copy(0, BLOCK + 4096, memoryview(bytearray(3 * BLOCK)))
+    with pytest.raises(RemoteError):
+        file.copy(source.header.geometry.slots, BLOCK, room)
+    file.close()
+    file.close()
+
+
+def test_mappings_are_kept_and_let_go_of_when_their_file_is_gone_or_another(
+    source: BlockPool, target: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Neighbours(target.path)
+    instance = source.header.instance
+    first = files.borrow(source.path.name, instance)
+    assert first is not None
+    second = files.borrow(source.path.name, instance)  # the first is lent
+    assert second is not None and second is not first
+    files.give_back(source.path.name, first)
+    files.give_back(source.path.name, second)
+    assert second._map.closed and not first._map.closed
+    assert files.borrow(source.path.name, instance) is first
+    files.give_back(source.path.name, first)
+    assert files.borrow(source.path.name, instance ^ 1) is None and first._map.closed
+    third = files.borrow(source.path.name, instance)
+    assert third is not None
+    files.give_back(source.path.name, third)
+    source.path.rename(source.path.with_name("away"))
+    assert files.borrow("another.kvpool", instance) is None and third._map.closed
+    source.path.with_name("away").rename(source.path)
+    monkeypatch.setattr(neighbour, "MAX_KEPT", 0)
+    fourth = files.borrow(source.path.name, instance)
+    assert fourth is not None
+    files.give_back(source.path.name, fourth)
+    assert fourth._map.closed
+    files.close()
