@@ -93,7 +93,7 @@ class StreamCheck:
         _same("id, created, model, object", base, self._base)
         if told.get("usage") is not None:
             self._usage = told["usage"]
-        return any([self._choice(choice) for choice in told["choices"]])
+        return sum(self._choice(choice) for choice in told["choices"]) > 0
 
     def _choice(self, choice: dict[str, Any]) -> bool:
         index = choice["index"]

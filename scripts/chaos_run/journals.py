@@ -1,4 +1,4 @@
-"""What the engines' journals tell: which requests were carried from one engine to another, and which were computed twice.
+"""What the engines' journals tell: which requests were carried to another engine, and which were computed twice.
 
 A duplicate decode is two engines that compute tokens for one request at the same time although the first could know
 better. Rules
@@ -10,6 +10,7 @@ better. Rules
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -76,7 +77,7 @@ def judge(
         computing = [work for work in found if work.tokens]
         if len(computing) > 1:
             carried.add(rid)
-        for first, second in zip(computing, computing[1:], strict=False):
+        for first, second in itertools.pairwise(computing):
             overlap = first.tokens[-1] - second.tokens[0]
             if overlap <= GRACE_S:
                 continue

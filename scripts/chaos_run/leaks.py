@@ -1,4 +1,4 @@
-"""What must be gone when all is quiet again: places, queue tickets, leases, requests in engines, descriptors, processes.
+"""What must be gone when all is quiet again: places, tickets, leases, work in engines, descriptors, processes.
 
 Rules
 1. A node that was idle for a while holds nothing for any request. Some of it ends by deadlines (an idle connection to
@@ -90,12 +90,12 @@ def files_of(node: ChaosNode) -> int:
 
 def _descriptors(node: ChaosNode, size: int, files_before: int) -> list[str]:
     files, sockets = files_of(node), _sockets(node)
-    waiting = _close_wait(node) & sockets
+    waiting = {inode: peer for inode, peer in _close_wait(node).items() if inode in sockets}
     found = []
     if files_before and files > files_before + FILES_SPARE:
         found.append(f"{files} files, {files_before} at its start")
     if waiting:
-        found.append(f"{len(waiting)} sockets whose other side has closed")
+        found.append(f"{len(waiting)} sockets whose other side has closed ({', '.join(waiting.values())})")
     if len(sockets) > size * SOCKETS_PER_PEER + SOCKETS_BESIDES:
         found.append(f"{len(sockets)} sockets")
     return found
@@ -117,11 +117,16 @@ def _sockets(node: ChaosNode) -> set[str]:
     return {link[8:-1] for link in _links(node) if link.startswith("socket:[")}
 
 
-def _close_wait(node: ChaosNode) -> set[str]:
+def _close_wait(node: ChaosNode) -> dict[str, str]:
+    """Sockets by inode, with both ports."""
     assert node.process is not None
     lines = Path(f"/proc/{node.process.pid}/net/tcp").read_text().splitlines()[1:]
     rows = [line.split() for line in lines]
-    return {row[9] for row in rows if row[3] == _CLOSE_WAIT}
+    return {row[9]: f"{_port(row[1])} to {_port(row[2])}" for row in rows if row[3] == _CLOSE_WAIT}
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def processes_left(folder: Path) -> list[str]:

@@ -121,7 +121,7 @@ def enter(argv: Sequence[str]) -> str:
     except (OSError, RuntimeError) as error:
         return str(error)
     os.environ[INSIDE] = "1"
-    os.execvp(_UNSHARE[0], [*_UNSHARE, sys.executable, *argv])
+    return os.execvp(_UNSHARE[0], [*_UNSHARE, sys.executable, *argv])
 
 
 def make(size: int, why_not: str) -> Network:

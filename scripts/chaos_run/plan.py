@@ -63,7 +63,7 @@ class PlanConfig:
     every_s: float = 4.0
     calm_s: float = 6.0
     #: For a node to start, to be known to all and to have its engine ready.
-    rest_s: float = 12.0
+    rest_s: float = 8.0
     down_share: float = 0.25
 
 
@@ -101,7 +101,8 @@ def make_plan(
     now = config.calm_s
     while kinds and now < seconds - config.calm_s:
         what = rng.choices(kinds, [KINDS[kind].weight for kind in kinds])[0]
-        found = _draw(what, nodes, free_at, now, most_down, rng)
+        free = [node for node in nodes if free_at[node] <= now]
+        found = _draw(what, free, most_down - (len(nodes) - len(free)), rng)
         lasts_s = rng.uniform(KINDS[what].least_s, KINDS[what].most_s)
         if found and now + lasts_s < seconds - config.calm_s:
             strikes.append(Strike(len(strikes) + 1, round(now, 3), what, found[0], round(lasts_s, 3), *found[1:]))
@@ -111,13 +112,10 @@ def make_plan(
     return tuple(strikes)
 
 
-def _draw(
-    what: What, nodes: Sequence[str], free_at: Mapping[str, float], now: float, most_down: int, rng: Random
-) -> list[str]:
-    """Whom it hits; nobody when too many are disturbed already."""
-    free = [node for node in nodes if free_at[node] <= now]
+def _draw(what: What, free: Sequence[str], room: int, rng: Random) -> list[str]:
+    """Whom it hits of those that are well; nobody when too many are disturbed already."""
     wanted = 2 if what is What.CUT_LINK else 1
-    room = most_down - (len(nodes) - len(free)) if KINDS[what].disturbs else wanted
+    room = room if KINDS[what].disturbs else wanted
     # A cut link takes no node away: both ends still serve, so it needs room for one.
     if len(free) < wanted or room < 1:
         return []

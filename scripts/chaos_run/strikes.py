@@ -22,8 +22,15 @@ BURST = 24
 #: Pieces of nonsense for each port, and their longest size in bytes.
 NONSENSE, MAX_NONSENSE = 12, 1400
 ADMIN_S = 5.0
-_MAGICS = (b"", b"GET / HTTP/1.1\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n{",
-           b"POST /peer/v1/completions HTTP/1.1\r\nx-grapevine-plan: e30\r\n\r\n", b"\x16\x03\x01", b"GV", b"\x85\xa1v")  # fmt: skip
+#: How nonsense may begin: as HTTP, TLS, or something of ours would.
+_BEGINNINGS = (
+    b"",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n{",
+    b"POST /peer/v1/completions HTTP/1.1\r\nx-grapevine-plan: e30\r\n\r\n",
+    b"\x16\x03\x01",
+    b"\x85\xa1v",
+)
 
 
 class Striker:
@@ -159,7 +166,7 @@ class Striker:
         return True
 
     def _nonsense(self) -> bytes:
-        return self._rng.choice(_MAGICS) + self._rng.randbytes(self._rng.randint(0, MAX_NONSENSE))
+        return self._rng.choice(_BEGINNINGS) + self._rng.randbytes(self._rng.randint(0, MAX_NONSENSE))
 
 
 def _send_nonsense(host: str, ports: dict[str, int], pieces: list[bytes]) -> None:
