@@ -72,7 +72,10 @@ def judge(
     works: dict[str, list[Work]], troubles: Sequence[Trouble], entries: dict[str, str], living: frozenset[int]
 ) -> Verdict:
     """Judge a run. `entries`: the entry of each request; `living`: pids of the engines that run at the end."""
-    carried, duplicates, unreachable, unfinished = set(), [], [], []
+    carried: set[str] = set()
+    duplicates: list[str] = []
+    unreachable: list[str] = []
+    unfinished: list[str] = []
     for rid, found in works.items():
         computing = [work for work in found if work.tokens]
         if len(computing) > 1:

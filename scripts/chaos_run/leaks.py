@@ -77,7 +77,7 @@ def _in_state(state: dict[str, Any]) -> list[str]:
         found.append(f"{leases} leases")
     if pulls := (kv.get("pulls") or {}).get("running"):
         found.append(f"{pulls} pulls")
-    own = next((member for member in state["members"] if member["name"] == state["self"]), {})
+    own: dict[str, Any] = next((member for member in state["members"] if member["name"] == state["self"]), {})
     load = own.get("load") or {}
     found += [f"engine {name} {load[name]}" for name in ("running", "waiting", "queued_tokens") if load.get(name)]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from random import Random
 
@@ -37,7 +37,9 @@ async def emulated(
             striker = Striker(cluster, clients, session, rng=Random(seed + 2), say=say)
             watching = asyncio.create_task(clients.watch_ready(session))
             try:
-                await _load_and_strike(plan, clients, striker, session, seconds, rate * size)
+                load = clients.steady(session, rate * size, asyncio.get_running_loop().time() + seconds)
+                await _strike(plan, striker, load)
+                await clients.drained()
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
@@ -56,24 +58,16 @@ async def emulated(
     )  # fmt: skip
 
 
-async def _load_and_strike(
-    plan: Sequence[Strike],
-    clients: Clients,
-    striker: Striker,
-    session: aiohttp.ClientSession,
-    seconds: float,
-    rate: float,
-) -> None:
+async def _strike(plan: Sequence[Strike], striker: Striker, load: Coroutine[None, None, None]) -> None:
+    """Do the plan while the load runs."""
     loop = asyncio.get_running_loop()
-    begun = loop.time()
-    load = asyncio.create_task(clients.steady(session, rate, begun + seconds))
+    begun, loading = loop.time(), loop.create_task(load)
     strikes: list[asyncio.Task[None]] = []
     for strike in plan:
         await asyncio.sleep(max(0.0, begun + strike.at_s - loop.time()))
-        strikes.append(asyncio.create_task(striker.strike(strike)))
-    await load
+        strikes.append(loop.create_task(striker.strike(strike)))
+    await loading
     await asyncio.gather(*strikes)
-    await clients.drained()
 
 
 async def _quiet(cluster: Cluster, session: aiohttp.ClientSession) -> list[str]:
