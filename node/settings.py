@@ -87,7 +87,9 @@ class Settings:
     )
     engine_args: tuple[str, ...] = key((), "Arguments for vLLM, quoted as in a shell; the same as everything after --.")
     engine_start_timeout_s: float = key(3600.0, "Seconds an engine may take to become ready.")
-    stop_grace_s: float = key(15.0, "Seconds running requests get to finish when the node stops.")
+    stop_grace_s: float = key(
+        25.0, "Seconds that a stop or a drain waits for requests that cannot be moved to a peer; then they are cut."
+    )
     name: str = key("", "Name of this node, unique in the cluster.", derived="host name and port")
     host: str = key("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = key(addresses.DEFAULT_PORT, "Port of the HTTP server.")

@@ -59,8 +59,8 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             },
             decisions=metrics.decisions,
         ),
-        health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
-        admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
+        health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine)),
+        admin=Admin(settings, node, KeyAdmin(node)),
     )
 
 

@@ -66,7 +66,8 @@ class HttpServer:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._active = 0
+        #: Connections on which a request is being answered: one at a time each.
+        self._busy: set[web.RequestHandler] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._runner: web.ServerRunner | None = None
@@ -92,23 +93,30 @@ class HttpServer:
         await self._site.start()
 
     async def stop_accepting(self) -> None:
-        """Take no new connections; open ones go on."""
+        """Take no new connections; open ones end with the answer that they wait for, idle ones now."""
         if self._site is not None:
             site, self._site = self._site, None
             await site.stop()
+        if self._runner is not None and self._runner.server is not None:
+            for connection in self._runner.server.connections:
+                if connection not in self._busy:  # a busy one would lose what its client still sends
+                    connection.close()
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
         await self._idle.wait()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._active += 1
+        connection = request.protocol
+        self._busy.add(connection)
         self._idle.clear()
         try:
             return await self._router.handle(request)
         finally:
-            self._active -= 1
-            if self._active == 0:
+            self._busy.discard(connection)
+            if self._site is None:
+                connection.close()
+            if not self._busy:
                 self._idle.set()
 
     async def close(self) -> None:

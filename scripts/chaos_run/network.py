@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 #: Set in the process that has entered its own namespaces.
-INSIDE = "GRAPEVINE_CHAOS_INSIDE"
+INSIDE = "CHAOS_INSIDE"
 #: Seconds for one command.
 COMMAND_S = 10.0
 _NOBODY = "02:00:00:00:00:ff"

@@ -39,6 +39,8 @@ class Kind:
     most_s: float
     #: It takes the node (or a link of it) away from the others.
     disturbs: bool = True
+    #: How long it goes on by itself after that, at most: a node that is asked to end finishes what it runs.
+    trails_s: float = 0.0
 
 
 KINDS: Mapping[What, Kind] = {
@@ -49,7 +51,7 @@ KINDS: Mapping[What, Kind] = {
     What.CUT_LINK: Kind(1.0, 1.0, 10.0),
     What.CUT_NODE: Kind(1.0, 1.0, 8.0),
     What.DRAIN: Kind(1.0, 2.0, 8.0),
-    What.RESTART: Kind(1.0, 0.0, 0.0),
+    What.RESTART: Kind(1.0, 0.0, 0.0, trails_s=6.0),
     What.FILL: Kind(0.7, 0.0, 0.0, disturbs=False),
     What.GARBAGE: Kind(0.8, 0.0, 0.0, disturbs=False),
 }
@@ -107,7 +109,7 @@ def make_plan(
         if found and now + lasts_s < seconds - config.calm_s:
             strikes.append(Strike(len(strikes) + 1, round(now, 3), what, found[0], round(lasts_s, 3), *found[1:]))
             if KINDS[what].disturbs:
-                free_at |= dict.fromkeys(found, now + lasts_s + config.rest_s)
+                free_at |= dict.fromkeys(found, now + lasts_s + KINDS[what].trails_s + config.rest_s)
         now += config.every_s * rng.uniform(0.5, 1.5)
     return tuple(strikes)
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from random import Random
 
 import aiohttp
@@ -50,6 +51,7 @@ class Striker:
         self._session = session
         self._rng = rng
         self._say = say
+        self._locks = {name: asyncio.Lock() for name in cluster.nodes}
         #: What was done, by kind; what could not be done, in words.
         self.done: Counter[str] = Counter()
         self.failed: list[str] = []
@@ -69,7 +71,12 @@ class Striker:
             What.GARBAGE: self._garbage,
         }
         try:
-            if await actions[strike.what](strike):
+            # One after the other: a strike may take longer than was planned, on a slow machine.
+            async with AsyncExitStack() as locks:
+                for name in sorted(strike.nodes):
+                    await locks.enter_async_context(self._locks[name])
+                done = await actions[strike.what](strike)
+            if done:
                 self.done[strike.what.value] += 1
                 self._say(
                     f"{strike.at_s:7.1f} s  {strike.what.value} {' '.join(strike.nodes)} ({strike.lasts_s:.1f} s)"
