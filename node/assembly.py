@@ -28,6 +28,7 @@ from node.admission import Admission, WaitingRoom
 from node.digest import PrefixDigest
 from node.drain import Drain, NothingMoves
 from node.engine.events import EngineEvent
+from node.engine.heartbeat import Heartbeat
 from node.engine.supervisor import EngineSupervisor
 from node.http.auth import PeerSigner
 from node.http.readiness import Readiness
@@ -66,6 +67,14 @@ class NodeEngine(Engine, Protocol):
 
     async def stop(self) -> None:
         """End it."""
+        ...
+
+    def watch_work(self, heartbeat: Heartbeat) -> None:
+        """Judge its core by this, besides its health."""
+        ...
+
+    def note_report(self) -> None:
+        """Its core has reported something."""
         ...
 
     def snapshot(self) -> dict[str, object]:
@@ -125,6 +134,8 @@ class Node:
         self.kv = self._make_kv()
         self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
         self.engine = engine(settings, self.reporter.on_engine)
+        self.engine.watch_work(Heartbeat(lambda: self.kv.connected and self.admission.active > 0))
+        self.kv.on_report = self.engine.note_report
         self.client = PeerClient(settings.name, self.signer, self.deadlines)
         self.local = self._make_local()
         self.dispatcher = self._make_dispatcher()

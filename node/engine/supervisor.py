@@ -22,6 +22,7 @@ from node.engine.client import EngineAddress, engine_address, open_session
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure, explain, failure_of
+from node.engine.heartbeat import Heartbeat
 from node.engine.log import EngineLog
 from node.engine.prepare import prepare_engine, remove_stale_socket
 from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
@@ -80,6 +81,7 @@ class EngineSupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+        self._heartbeat: Heartbeat | None = None
         self._starts = 0
         self._abandoned = asyncio.Event()
 
@@ -140,9 +142,20 @@ class EngineSupervisor:
             await self._changed.wait()
         return self.state
 
+    def watch_work(self, heartbeat: Heartbeat) -> None:
+        """Judge the engine's core by this, besides its health."""
+        self._heartbeat = heartbeat
+
     def note_activity(self) -> None:
         """Tell that bytes came from the engine: a busy engine is not a dead one."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(asyncio.get_running_loop().time())
         self._feed(life.Active())
+
+    def note_report(self) -> None:
+        """Tell that the engine's core has reported something: it computes."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(asyncio.get_running_loop().time())
 
     def tail(self) -> list[str]:
         """The last lines of the engine's log, oldest first."""
@@ -310,6 +323,10 @@ class EngineSupervisor:
             if self._settings.engine_url and self.state is EngineState.STARTING:
                 self._say(f"waiting for {self.address}: {health.detail}")
             self._feed(life.Silent(health.refused, health.detail))
+            return
+        stuck_s = self._heartbeat.stuck_s(asyncio.get_running_loop().time()) if self._heartbeat else None
+        if stuck_s is not None:
+            self._feed(life.Silent(detail=f"it has requests, and computed nothing for {stuck_s:.0f} s"))
             return
         changed = (models, version) != (self.models, self.version)
         was_ready = self.ready

@@ -19,6 +19,7 @@ from node.admission import Ticket, WaitingRoom
 from node.assembly import Node
 from node.engine.client import EngineAddress, open_session
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineReady, EngineState
+from node.engine.heartbeat import Heartbeat
 from node.relay.deadlines import Deadlines
 from node.settings import Settings, make_settings
 from tests.node.fakes.client import PATIENCE_S
@@ -63,6 +64,12 @@ class FakeSupervisor:
         self._listener(EngineDown(state, reason))
 
     def note_activity(self) -> None:
+        self.notes += 1
+
+    def watch_work(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+
+    def note_report(self) -> None:
         self.notes += 1
 
     def snapshot(self) -> dict[str, object]:
