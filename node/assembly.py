@@ -26,9 +26,8 @@ from gossip.discovery import MdnsDiscovery
 from node import __version__, addresses, banner
 from node.admission import Admission, WaitingRoom
 from node.digest import PrefixDigest
-from node.drain import Drain, NothingMoves
+from node.drain import Drain
 from node.engine.events import EngineEvent
-from node.engine.heartbeat import Heartbeat
 from node.engine.supervisor import EngineSupervisor
 from node.http.auth import PeerSigner
 from node.http.readiness import Readiness
@@ -46,6 +45,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.dispatch import Dispatcher
 from node.relay.downs import Downs
 from node.relay.forward import PeerRunner
+from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
 from node.reporter import Reporter
 from node.runfiles import claim
@@ -67,14 +67,6 @@ class NodeEngine(Engine, Protocol):
 
     async def stop(self) -> None:
         """End it."""
-        ...
-
-    def watch_work(self, heartbeat: Heartbeat) -> None:
-        """Judge its core by this, besides its health."""
-        ...
-
-    def note_report(self) -> None:
-        """Its core has reported something."""
         ...
 
     def snapshot(self) -> dict[str, object]:
@@ -127,6 +119,7 @@ class Node:
         self.room = WaitingRoom(settings.max_queue)
         self.admission = Admission(settings.max_running, self.room)
         self.downs = Downs()
+        self.handovers = Handovers()
         self.keys = NodeKeys(settings)
         self.signer = PeerSigner(self.keys.ring)
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
@@ -134,12 +127,10 @@ class Node:
         self.kv = self._make_kv()
         self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
         self.engine = engine(settings, self.reporter.on_engine)
-        self.engine.watch_work(Heartbeat(lambda: self.kv.connected and self.admission.active > 0))
-        self.kv.on_report = self.engine.note_report
         self.client = PeerClient(settings.name, self.signer, self.deadlines)
         self.local = self._make_local()
         self.dispatcher = self._make_dispatcher()
-        self.drainer = Drain(self.admission, NothingMoves(), publish=self.reporter.tick, clock=clock)
+        self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
 
@@ -325,6 +316,7 @@ class Node:
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
+            handovers=self.handovers,
             notes=self.metrics,
             rng=self._rng,
             clock=self._clock,

@@ -54,21 +54,6 @@ class Mover(Protocol):
         ...
 
 
-class NothingMoves:
-    """Stands in until streams can be handed over."""
-
-    movable = 0
-
-    @property
-    def running(self) -> Running:
-        """Nothing."""
-        return self
-
-    def move_all(self) -> int:
-        """Nothing."""
-        return 0
-
-
 class Drain:
     """The drain of one node. Lives in the event loop; `publish` sends the load row at once."""
 

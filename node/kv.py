@@ -40,9 +40,6 @@ MAX_EVICTIONS = 1 << 16
 PULL_MIN_S = 1.0
 PULL_MAX_S = 15.0
 
-#: Reports that the engine's core makes while it computes.
-_OF_THE_CORE = (link.Started, link.Prefilled, link.Filled, link.Finished, link.Load)
-
 _log = logging.getLogger("grapevine.kv")
 
 
@@ -75,8 +72,6 @@ class KvSide:
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
         self._clock = clock
-        #: Called with every message of the engine's core.
-        self.on_report: Callable[[], None] = lambda: None
         self.rates = RateBook()
         self.hello: link.Hello | None = None
         self._scheduler = False
@@ -191,8 +186,6 @@ class KvSide:
 
     def _on_link(self, event: LinkEvent) -> None:
         now = self._clock()
-        if isinstance(event, _OF_THE_CORE):
-            self.on_report()
         match event:
             case link.Hello():
                 self._on_hello(event)

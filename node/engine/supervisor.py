@@ -11,18 +11,18 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
 
+from node.engine import guard, probe, vitals
 from node.engine import lifecycle as life
-from node.engine import probe
 from node.engine.client import EngineAddress, engine_address, open_session
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure, explain, failure_of
-from node.engine.heartbeat import Heartbeat
 from node.engine.log import EngineLog
 from node.engine.prepare import prepare_engine, remove_stale_socket
 from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
@@ -81,7 +81,9 @@ class EngineSupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._heartbeat: Heartbeat | None = None
+        #: A stream of it fell silent: health alone no longer proves that it works, only a token does.
+        self._suspect = False
+        self._hurry = asyncio.Event()
         self._starts = 0
         self._abandoned = asyncio.Event()
 
@@ -142,20 +144,29 @@ class EngineSupervisor:
             await self._changed.wait()
         return self.state
 
-    def watch_work(self, heartbeat: Heartbeat) -> None:
-        """Judge the engine's core by this, besides its health."""
-        self._heartbeat = heartbeat
-
     def note_activity(self) -> None:
         """Tell that bytes came from the engine: a busy engine is not a dead one."""
-        if self._heartbeat is not None:
-            self._heartbeat.beat(asyncio.get_running_loop().time())
+        self._suspect = False
         self._feed(life.Active())
 
-    def note_report(self) -> None:
-        """Tell that the engine's core has reported something: it computes."""
-        if self._heartbeat is not None:
-            self._heartbeat.beat(asyncio.get_running_loop().time())
+    @property
+    def takes_token_ids(self) -> bool:
+        """It is vLLM, or told its version as vLLM does: it gives the ids of its tokens when asked."""
+        ours = not (self._settings.engine_url or self._settings.engine_command)
+        return ours or bool(self.version)
+
+    def look(self) -> vitals.Look | None:
+        """Look at its processes; None without a process of ours."""
+        if self._process is None:
+            return None
+        return vitals.look(guard.descendants(self._process.pid), time.monotonic())
+
+    def note_stall(self, why: str) -> None:
+        """Tell that a stream was given up because the engine said nothing: it has to show at once that it can."""
+        if self.ready and not self._suspect:
+            _log.warning("the engine is suspected to hang: %s", why)
+        self._suspect = True
+        self._hurry.set()
 
     def tail(self) -> list[str]:
         """The last lines of the engine's log, oldest first."""
@@ -242,6 +253,7 @@ class EngineSupervisor:
     async def _run(self) -> None:
         """One start of the engine, until nothing of it is left."""
         self._starts += 1
+        self._suspect = False
         self._abandoned.clear()
         try:
             failure = await self._one_run()
@@ -305,7 +317,10 @@ class EngineSupervisor:
                 except Exception:
                     _log.exception("a probe of the engine failed")
                 turn += 1
-            await asyncio.sleep(PROBE_READY_S if self.ready else PROBE_STARTING_S)
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_READY_S if self.ready else PROBE_STARTING_S):
+                    await self._hurry.wait()
 
     async def _probe_once(self, *, ask_models: bool) -> None:
         start = self._starts
@@ -317,16 +332,18 @@ class EngineSupervisor:
                 version = await probe.probe_version(self.session, self.address, PROBE_TIMEOUT_S)
             except EngineError as error:
                 health = probe.Health(ok=False, detail=str(error))
+        hung = False
+        if health.ok and self._suspect and models:
+            health = await probe.probe_token(self.session, self.address, models[0].id, PROBE_TIMEOUT_S)
+            # Bytes that came meanwhile have cleared it: it works, and was only too busy for our token.
+            hung = self._suspect = self._suspect and not health.ok
+            health = health if hung else probe.Health(ok=True)
         if start != self._starts or self.state is EngineState.STOPPED:
             return  # the answer of an earlier process
         if not health.ok:
             if self._settings.engine_url and self.state is EngineState.STARTING:
                 self._say(f"waiting for {self.address}: {health.detail}")
-            self._feed(life.Silent(health.refused, health.detail))
-            return
-        stuck_s = self._heartbeat.stuck_s(asyncio.get_running_loop().time()) if self._heartbeat else None
-        if stuck_s is not None:
-            self._feed(life.Silent(detail=f"it has requests, and computed nothing for {stuck_s:.0f} s"))
+            self._feed(life.Silent(health.refused, health.detail, hung=hung))
             return
         changed = (models, version) != (self.models, self.version)
         was_ready = self.ready

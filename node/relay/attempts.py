@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from node.admission import Ticket
-from node.plan import Refusal, RouteOptions
+from node.plan import Plan, Refusal, RouteOptions
 from node.relay.call import Call
 from node.relay.ports import Notes
+from node.view import ClusterView
 
 #: Refusals by full targets before the request waits.
 MAX_BOUNCES = 2
@@ -23,6 +25,8 @@ class Attempts:
 
     def __init__(self, call: Call, deadline: float) -> None:
         self.call = call
+        #: Makes the call that is sent to a plan's target; None: it is `call` itself, whoever the target is.
+        self.fit: Callable[[Plan, ClusterView], Call] | None = None
         self.deadline = deadline
         self.ticket: Ticket | None = None
         self.joined_at = 0.0
@@ -43,6 +47,10 @@ class Attempts:
     def options(self) -> RouteOptions:
         """The routing options with what was tried."""
         return replace(self.call.options, visited=(*self._failures, *self._busy))
+
+    def fitted(self, plan: Plan, view: ClusterView) -> Call:
+        """The call for the target of a plan."""
+        return self.call if self.fit is None else self.fit(plan, view)
 
     def bounce(self, target: str) -> None:
         """A target was full."""

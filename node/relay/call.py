@@ -26,6 +26,8 @@ class Call:
     options: RouteOptions
     #: Monotonic seconds at which its head arrived.
     arrived: float
+    #: Whoever gets the answer can carry it to another engine: it takes token ids out and understands our comments.
+    carries: bool = False
 
 
 def _nothing(piece: bytes) -> None:

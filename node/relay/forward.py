@@ -19,6 +19,8 @@ from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, REFUSED_HEADER, Pe
 from node.plan import Plan
 from node.relay.answer import first_piece
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
+from node.relay.carry import hint
+from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import HeaderList, internal
@@ -81,7 +83,7 @@ class PeerRunner:
             taken.cancel()
 
     async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
-        request = UpstreamRequest(call.method, PEER_PREFIX + call.target, call.headers, call.parsed.body)
+        request = UpstreamRequest(call.method, PEER_PREFIX + call.target, _headers(call), call.parsed.body)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit) as timer:
@@ -97,6 +99,16 @@ class PeerRunner:
         except TimeoutError as error:
             raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
         return _opened(plan, upstream, first, ours)
+
+
+def _headers(call: Call) -> HeaderList:
+    """The client's headers, and what a peer has to know to run a stream that we can carry."""
+    if not call.carries:
+        return call.headers
+    ours = [(CARRY_HEADER, "1")]
+    if call.parsed.continues:
+        ours.append((CHUNKS_HEADER, hint.encode(call.parsed.chunks, call.parsed.prompt_bytes)))
+    return [*call.headers, *ours]
 
 
 async def _read_refusal(upstream: UpstreamAnswer, deadline_s: float) -> None:

@@ -9,6 +9,7 @@ from node.load import LoadVector
 from node.plan import Plan, Refusal
 from node.prompt import ParsedRequest
 from node.relay.call import Call, Outcome
+from node.relay.carry.lost import Lost
 from node.view import ClusterView
 
 
@@ -33,6 +34,10 @@ class Cluster(Protocol):
 
     def worked(self, target: str) -> None:
         """Learn that a target answered."""
+        ...
+
+    def row_age_s(self, target: str) -> float:
+        """Seconds since a target's newest load row was true; infinite for a stranger."""
         ...
 
 
@@ -67,6 +72,10 @@ class Notes(Protocol):
 
     def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
         """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
+        ...
+
+    def carried(self, lost: Lost, seconds: float, failed: str) -> None:
+        """A stream that lost its leg goes on after ``seconds``, or failed to, for the reason that is given."""
         ...
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from dataclasses import dataclass
 
 import aiohttp
@@ -48,6 +49,14 @@ class UpstreamSilentError(UpstreamError):
     """Nothing came within the deadline."""
 
 
+class UpstreamStalledError(UpstreamError):
+    """Nothing more came of a stream that had begun, and whoever should have sent it gives no sign of work."""
+
+
+class UpstreamMovedError(UpstreamError):
+    """Nothing is wrong: whoever runs it wants to be rid of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     """What to send: ``target`` is the raw path with its query; the framing is added."""
@@ -77,10 +86,13 @@ class Base:
 class UpstreamAnswer:
     """An answer whose status and headers have arrived."""
 
-    __slots__ = ("_response", "headers", "reason", "status")
+    __slots__ = ("_fault", "_response", "headers", "reason", "status", "waiting_since")
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self._fault: UpstreamError | None = None
+        #: Monotonic seconds since when somebody waits for the next piece; None while nobody does.
+        self.waiting_since: float | None = None
         self.status = response.status
         self.reason = response.reason or ""
         self.headers: HeaderList = [
@@ -92,12 +104,25 @@ class UpstreamAnswer:
         """Return the next piece of the body as it came, b"" at its end.
 
         :raises UpstreamBrokenError: the body was cut short.
+        :raises UpstreamError: what `fail` was given.
         """
+        if self._fault is not None:
+            raise self._fault
+        self.waiting_since = time.monotonic()
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, ConnectionError, OSError) as error:
             self.close()
-            raise UpstreamBrokenError(describe(error)) from error
+            raise self._fault or UpstreamBrokenError(describe(error)) from error
+        finally:
+            self.waiting_since = None
+
+    def fail(self, error: UpstreamError) -> None:
+        """End the exchange, which aborts its work; whoever reads it gets this error."""
+        if self._fault is None:
+            self._fault = error
+            self._response.content.set_exception(error)
+            self.close()
 
     async def read_all(self, limit: int) -> bytes:
         """Return a small body whole.

@@ -20,7 +20,6 @@ from node.engine import supervisor as module
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure
-from node.engine.heartbeat import Heartbeat
 from node.engine.prepare import remove_stale_socket
 from node.engine.processes import sweep
 from node.engine.supervisor import EngineSupervisor
@@ -226,31 +225,6 @@ async def test_a_stopped_process_is_ended_and_started_again(tmp_path: Path) -> N
         await watched.until(lambda event: isinstance(event, EngineDown) and "the engine hung" in event.reason)
         await watched.state(EngineState.READY)
         assert not engine.is_running()
-
-
-async def test_an_engine_that_is_healthy_and_computes_nothing_is_started_again(tmp_path: Path) -> None:
-    config = life.LifecycleConfig(silent_after_s=0.1, hung_after_s=0.6, pause_first_s=0.01, stop_grace_s=0.3)
-    async with supervised(tmp_path, config=config) as watched:
-        await watched.state(EngineState.READY)
-        stuck = True
-        watched.supervisor.watch_work(Heartbeat(lambda: stuck, 0.05))
-        down = await watched.until(lambda event: isinstance(event, EngineDown) and "hung" in event.reason)
-        assert isinstance(down, EngineDown) and down.state is EngineState.RESTARTING
-        assert any("computed nothing" in event.reason for event in watched.events if isinstance(event, EngineDown))
-        stuck = False
-        await watched.state(EngineState.READY)
-
-
-async def test_a_report_of_its_core_keeps_a_busy_engine_ready(tmp_path: Path) -> None:
-    config = life.LifecycleConfig(silent_after_s=0.1, hung_after_s=600, stop_grace_s=0.3)
-    async with supervised(tmp_path, config=config) as watched:
-        await watched.state(EngineState.READY)
-        watched.supervisor.watch_work(Heartbeat(lambda: True, 0.2))
-        await watched.state(EngineState.SILENT)
-        async with asyncio.timeout(LIMIT_S):
-            while not watched.supervisor.ready:
-                watched.supervisor.note_report()
-                await asyncio.sleep(0.01)
 
 
 async def test_an_engine_that_says_it_is_sick_takes_no_requests(tmp_path: Path) -> None:
