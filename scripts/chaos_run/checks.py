@@ -77,6 +77,8 @@ class StreamCheck:
             _check_usage(self._asked, self._usage)
 
     def _event(self, event: bytes) -> bool:
+        if event.startswith(b":"):
+            return False  # a comment: clients pass over it
         if not event.startswith(b"data: ") or self._done:
             raise Wrong(f"not an event, or one after the end: {event[:100]!r}")
         if event == b"data: [DONE]":
