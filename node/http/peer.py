@@ -27,10 +27,10 @@ from node.registry import Registry
 from node.relay.answer import Relay
 from node.relay.call import Busy, Call, Failed, Opened
 from node.relay.carry import hint
-from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER
+from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER, GONE_MAX_S, GONE_PATH, MAX_LEG
 from node.relay.deadlines import Deadlines
 from node.relay.forward import write_load
-from node.relay.handover import Handovers, PeerStream
+from node.relay.handover import Handovers, Leg, PeerStream
 from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
@@ -70,6 +70,8 @@ class PeerRoutes:
         with self._bodies.hold() as held:
             try:
                 plan = self._check(request)
+                if request.raw_path == PEER_PREFIX + GONE_PATH:
+                    return await self._gone(plan, request)
                 call = await self._take(request, arrived, plan, held)
             except ApiFailure as failure:
                 if failure.error.status == 429:
@@ -77,13 +79,20 @@ class PeerRoutes:
                 return self._refuse(failure.error)
             return await self._run(call, plan, request)
 
+    async def _gone(self, plan: Plan, request: web.BaseRequest) -> web.Response:
+        """An entry has closed an attempt, and begins another one elsewhere when this one has ended."""
+        name = internal(header_list(request)).get(CARRY_HEADER, "")
+        await self._handovers.gone((plan.entry, name), GONE_MAX_S)
+        return web.Response()
+
     async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
         outcome = await self._local.open(call, plan, predicted_ms=0.0)
         if isinstance(outcome, Busy):
             return self._busy(outcome)
         if isinstance(outcome, Failed):
             return self._refuse(ApiError(503, "target_failed", outcome.why))
-        return await self._relay(call, outcome, request)
+        leg = internal(header_list(request)).get(CARRY_HEADER, "")
+        return await self._relay(call, outcome, request, (plan.entry, leg[:MAX_LEG]))
 
     def _check(self, request: web.BaseRequest) -> Plan:
         ours = internal(header_list(request))
@@ -137,7 +146,7 @@ class PeerRoutes:
             return parsed
         return replace(parsed, chunks=chunks, prompt_bytes=size, continues=True)
 
-    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> web.StreamResponse:
+    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest, leg: Leg) -> web.StreamResponse:
         headers = for_downstream(opened.upstream.headers) + opened.headers
         relay = Relay(
             request,
@@ -149,12 +158,12 @@ class PeerRoutes:
         )
         self._metrics.served.labels(str(opened.upstream.status)).inc()
         whole = False
-        try:
-            with self._handovers.runs(PeerStream(call, relay)):
+        with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
+            try:
                 response = await relay.run(opened.first)
-            whole = relay.error is None
-        finally:
-            opened.end(whole)
+                whole = relay.error is None
+            finally:
+                opened.end(whole)
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:

@@ -47,6 +47,8 @@ class Opened:
     first: bytes
     #: Our own headers for the answer.
     headers: HeaderList = field(default_factory=list)
+    #: The peer's name for this attempt, where it runs on one that we can carry it from.
+    leg: str = ""
     #: Called with every piece of the answer, before it is written.
     on_piece: Callable[[bytes], None] = _nothing
     #: Called exactly once at the end, True when the answer was whole. Gives back what the attempt holds.

@@ -37,7 +37,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.handover import Fixed, Handovers
 from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
-from node.relay.ports import Cluster, Notes, Runner
+from node.relay.ports import Cluster, Notes, Peers, Runner
 from node.relay.refused import Refused
 from node.relay.upstream import UpstreamSilentError
 from node.view import ClusterView
@@ -64,7 +64,7 @@ class Dispatcher:
         cluster: Cluster,
         policy: Policy,
         local: Runner,
-        peers: Runner,
+        peers: Peers,
         room: WaitingRoom,
         downs: Downs,
         deadlines: Deadlines,
@@ -272,9 +272,16 @@ class Dispatcher:
         stack.callback(sentry.close)
         return stack.close
 
-    def _lost(self, leg: Leg, lost: Lost) -> None:
-        """A peer that said itself what happened to its engine is in order; one that broke off or fell silent is not."""
-        if lost.target != self._name and lost.cause in ("broken", "silent", "stalled") and not lost.told:
+    async def _lost(self, leg: Leg, lost: Lost) -> None:
+        """A leg was closed: learn from it, and be sure that it is over where its target can still say so.
+
+        A peer that said itself what happened to its engine is in order; one that broke off or fell silent is not.
+        """
+        if lost.target == self._name or lost.told:
+            return
+        if lost.cause in ("moved", "garbage"):
+            await self._peers.settled(leg.opened)
+        else:
             self._cluster.failed(lost.target, lost.why)
 
     def _may_move(self, carrier: Carrier, target: str) -> bool:

@@ -7,6 +7,8 @@ the stream stays. So asking loses nothing and may be repeated.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ from typing import Protocol
 from node.relay.answer import Relay
 from node.relay.call import Call
 from node.relay.carry.marks import MOVE
+
+
+#: An attempt to run a stream here: its entry, and the name that the entry gave it.
+Leg = tuple[str, str]
 
 
 class Stream(Protocol):
@@ -67,15 +73,30 @@ class Handovers:
 
     def __init__(self) -> None:
         self._streams: set[Stream] = set()
+        self._legs: dict[Leg, asyncio.Event] = {}
 
     @contextmanager
-    def runs(self, stream: Stream) -> Iterator[None]:
-        """One runs here within the block."""
+    def runs(self, stream: Stream, leg: Leg | None = None) -> Iterator[None]:
+        """One runs here within the block; ``leg`` is what its entry calls it."""
+        gone = asyncio.Event()
         self._streams.add(stream)
+        if leg is not None:
+            self._legs[leg] = gone
         try:
             yield
         finally:
+            gone.set()
             self._streams.discard(stream)
+            if leg is not None and self._legs.get(leg) is gone:
+                del self._legs[leg]
+
+    async def gone(self, leg: Leg, limit_s: float) -> None:
+        """Wait until this one runs no more, at most ``limit_s`` seconds."""
+        running = self._legs.get(leg)
+        if running is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await running.wait()
 
     def move_all(self) -> int:
         """Ask for every movable stream; returns how many were asked."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from node.load import LoadVector
 from node.plan import Plan, Refusal
 from node.prompt import ParsedRequest
-from node.relay.call import Call, Outcome
+from node.relay.call import Call, Opened, Outcome
 from node.relay.carry.lost import Lost
 from node.view import ClusterView
 
@@ -52,6 +52,14 @@ class Runner(Protocol):
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
     ) -> Outcome:
         """Try the plan's target once. ``admitted`` is called as soon as the target has taken the request."""
+        ...
+
+
+class Peers(Runner, Protocol):
+    """The runner on peers."""
+
+    async def settled(self, opened: Opened) -> None:
+        """Wait, bounded, until the peer has ended an attempt that was closed here."""
         ...
 
 

@@ -126,11 +126,11 @@ class Cluster:
                     node.process.kill()
 
     @contextlib.contextmanager
-    def trouble(self, what: str, *names: str) -> Iterator[None]:
-        """Record that something was away while the block ran."""
+    def trouble(self, what: str, *names: str, excuses: bool = True) -> Iterator[None]:
+        """Record that something was away while the block ran (`excuses`: and could not be told anything)."""
         begun = time.monotonic()
         first = len(self.troubles)
-        self.troubles += [Trouble(what, name, begun) for name in names]
+        self.troubles += [Trouble(what, name, begun, excuses=excuses) for name in names]
         marks = self.troubles[first:]
         try:
             yield

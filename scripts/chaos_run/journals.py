@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,8 +37,8 @@ class Work:
 class Verdict:
     """What all journals of a run tell together."""
 
-    #: Ids of requests for which a second engine computed tokens after the first one had.
-    carried: frozenset[str]
+    #: Requests for which a second engine computed tokens after the first one had, and what had happened to that.
+    carried: Mapping[str, str]
     duplicates: tuple[str, ...]
     unreachable: tuple[str, ...]
     #: Work that never ended although its engine lives.
@@ -72,14 +72,14 @@ def judge(
     works: dict[str, list[Work]], troubles: Sequence[Trouble], entries: dict[str, str], living: frozenset[int]
 ) -> Verdict:
     """Judge a run. `entries`: the entry of each request; `living`: pids of the engines that run at the end."""
-    carried: set[str] = set()
+    carried: dict[str, str] = {}
     duplicates: list[str] = []
     unreachable: list[str] = []
     unfinished: list[str] = []
     for rid, found in works.items():
         computing = [work for work in found if work.tokens]
         if len(computing) > 1:
-            carried.add(rid)
+            carried[rid] = _cause(computing[0].node, computing[1].begun, troubles)
         for first, second in itertools.pairwise(computing):
             overlap = first.tokens[-1] - second.tokens[0]
             if overlap <= GRACE_S:
@@ -89,13 +89,24 @@ def judge(
             text = f"{rid}: {first.node} went on {overlap:.1f} s after {second.node} began"
             (duplicates if late > GRACE_S else unreachable).append(text)
         unfinished += [f"{rid} on {work.node}" for work in found if work.ended is None and work.pid in living]
-    return Verdict(frozenset(carried), tuple(duplicates), tuple(unreachable), tuple(unfinished))
+    return Verdict(carried, tuple(duplicates), tuple(unreachable), tuple(unfinished))
+
+
+def _cause(node: str, at: float, troubles: Sequence[Trouble]) -> str:
+    """What had happened to a node last before another one went on with its work; empty when nothing had."""
+    before = [trouble for trouble in troubles if trouble.node == node and trouble.begun <= at]
+    return max(before, key=lambda trouble: trouble.begun).what if before else ""
 
 
 def _could_know(first: Work, since: float, troubles: Sequence[Trouble], entry: str) -> float:
     """When the first engine could have been told, at the earliest."""
     told = since
     for trouble in sorted(troubles, key=lambda trouble: trouble.begun):
-        if trouble.node in (first.node, entry) and trouble.begun <= told + GRACE_S and trouble.ended > told:
+        if (
+            trouble.excuses
+            and trouble.node in (first.node, entry)
+            and trouble.begun <= told + GRACE_S
+            and trouble.ended > told
+        ):
             told = trouble.ended
     return told

@@ -30,6 +30,8 @@ class Trouble:
     node: str
     begun: float
     ended: float = float("inf")
+    #: Nobody could tell it anything meanwhile.
+    excuses: bool = True
 
 
 @dataclass(slots=True)

@@ -10,6 +10,13 @@ from typing import Any
 from chaos_run.client import End, Sent
 from chaos_run.journals import Verdict
 
+#: Why a stream was carried -> what was done to its engine or node (`strikes.py`).
+CAUSES = {
+    "killed": ("killed", "engine killed"),
+    "hung": ("stopped", "engine stopped"),
+    "cut": ("cut",),
+    "drained": ("drained",),
+}
 #: Lines of each kind of fault that are shown.
 MAX_SHOWN = 10
 
@@ -74,9 +81,20 @@ class Report:
             "pause_max_ms": _ms(pauses, 1.0),
             "ttft_p50_ms": _ms(firsts, 0.5),
             "ttft_p99_ms": _ms(firsts, 0.99),
+            **self._by_cause(streams),
             "no_cuts": self.no_cuts,
             **self.more,
         }
+
+    def _by_cause(self, streams: Sequence[Sent]) -> dict[str, Any]:
+        """The pauses of carried streams by what had happened to the engine that they left."""
+        told: dict[str, Any] = {}
+        for cause, words in CAUSES.items():
+            pauses = sorted(s.pause_s for s in streams if self.verdict.carried[s.asked.rid] in words)
+            told[f"carried_{cause}"] = len(pauses)
+            told[f"pause_{cause}_p50_ms"] = _ms(pauses, 0.5)
+            told[f"pause_{cause}_max_ms"] = _ms(pauses, 1.0)
+        return told
 
     @property
     def good(self) -> bool:
@@ -92,6 +110,7 @@ class Report:
             "duplicate decode": self.verdict.duplicates,
             "leak": self.leaks,
             "strike failed": self.failed,
+            "(no fault) could not be told": self.verdict.unreachable,
         }
         return [f"{kind}: {text}" for kind, texts in told.items() for text in list(texts)[:MAX_SHOWN]]
 

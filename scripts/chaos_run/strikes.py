@@ -101,7 +101,8 @@ class Striker:
         engine = self._cluster.nodes[strike.node].engine()
         if engine is None:
             return False
-        engine.kill()
+        with self._cluster.trouble("engine killed", strike.node):
+            engine.kill()
         return True
 
     async def _stop_node(self, strike: Strike) -> bool:
@@ -139,15 +140,18 @@ class Striker:
         return True
 
     async def _drain(self, strike: Strike) -> bool:
-        await self._admin(strike.node, "drain")
-        await asyncio.sleep(strike.lasts_s)
-        await self._admin(strike.node, "undrain")
+        # What runs there goes on while it moves: to be told later than the other engine begins is no excuse.
+        with self._cluster.trouble("drained", strike.node, excuses=False):
+            await self._admin(strike.node, "drain")
+            await asyncio.sleep(strike.lasts_s)
+            await self._admin(strike.node, "undrain")
         return True
 
     async def _restart(self, strike: Strike) -> bool:
         node = self._cluster.nodes[strike.node]
-        if not await node.stop(STOP_GRACE_S):
-            self.failed.append(f"restart: {strike.node} did not end by itself")
+        with self._cluster.trouble("drained", strike.node, excuses=False):
+            if not await node.stop(STOP_GRACE_S):
+                self.failed.append(f"restart: {strike.node} did not end by itself")
         with self._cluster.trouble("restarting", strike.node):
             await self._cluster.start(strike.node)
             await self._cluster.wait_ready(self._session, strike.node)

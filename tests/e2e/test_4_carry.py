@@ -109,7 +109,7 @@ def core_of(client: Client, name: str) -> psutil.Process:
     return next(p for p in below if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
 
 
-async def same(client: Client, what: str, cause: str, whole: Stream, carried: Stream) -> None:
+async def same(client: Client, what: str, whole: Stream, carried: Stream) -> None:
     """The carried answer is the undisturbed one; tells the pause."""
     print(f"{what}: pause {carried.pause_s:.2f} s")
     assert carried.text == whole.text
@@ -118,8 +118,16 @@ async def same(client: Client, what: str, cause: str, whole: Stream, carried: St
     assert carried.finish == whole.finish
     assert b'token_ids":[' not in carried.raw
     assert await client.metric("red", "grapevine_carries_total") >= 1
-    state = (await client.get("red", "/metrics/")) if False else None
-    assert state is None, cause
+
+
+def stop_string(answer: Stream) -> str:
+    """Text of three tokens behind the fault, that does not come before them."""
+    pieces = [choice["text"] for event in answer.events for choice in event["choices"]]
+    for at in range(CUT_AFTER + 10, len(pieces) - 3):
+        stop = "".join(pieces[at : at + 3])
+        if len(stop) > 6 and answer.text.find(stop) == len("".join(pieces[:at])):
+            return stop
+    raise AssertionError(f"an answer that only repeats itself: {answer.text!r}")
 
 
 async def test_a_hung_engine_costs_a_chat_at_most_five_seconds(client: Client) -> None:
@@ -130,27 +138,28 @@ async def test_a_hung_engine_costs_a_chat_at_most_five_seconds(client: Client) -
         carried = await ask(client, "green", "/v1/chat/completions", chat(), lambda: core.send_signal(signal.SIGSTOP))
     finally:
         core.send_signal(signal.SIGCONT)
-    await same(client, "engine stopped", "stalled", whole, carried)
+    await same(client, "engine stopped", whole, carried)
     assert carried.pause_s <= HANG_COSTS_S
     await ready(client, "green")
 
 
 async def test_a_killed_engine_costs_a_completion_with_stop_strings_only_a_pause(client: Client) -> None:
     await ready(client, "red", "green", "blue")
-    prompt = {"prompt": "Once upon a time there was a lighthouse. " + QUESTION, "max_tokens": TOKENS}
-    plain = await ask(client, "blue", "/v1/completions", prompt)
-    words = plain.text.split(" ")
-    stop = " ".join(words[40:43])  # behind the fault, and over several tokens
-    assert plain.text.count(stop) == 1
+    prompt = {
+        "prompt": "Once upon a time there was a lighthouse. " + QUESTION,
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+    }
+    stop = stop_string(await ask(client, "blue", "/v1/completions", prompt))
     whole = await ask(client, "blue", "/v1/completions", {**prompt, "stop": [stop, "never said"]})
     assert whole.finish == ("stop", stop)
     core = core_of(client, "green")
     carried = await ask(client, "green", "/v1/completions", {**prompt, "stop": [stop, "never said"]}, core.kill)
-    await same(client, "engine killed", "engine", whole, carried)
+    await same(client, "engine killed", whole, carried)
 
 
 async def test_a_killed_node_costs_a_chat_only_a_pause(client: Client) -> None:
     await ready(client, "red", "blue")
     whole = await ask(client, "blue", "/v1/chat/completions", chat())
     carried = await ask(client, "blue", "/v1/chat/completions", chat(), client.cluster["blue"].kill)
-    await same(client, "node killed", "broken", whole, carried)
+    await same(client, "node killed", whole, carried)

@@ -9,10 +9,16 @@ import orjson
 
 from node.relay.upstream import UpstreamError, UpstreamMovedError, UpstreamStalledError
 
-#: On a request to a peer: the entry understands the rest of this file, and hides token ids.
+#: On a request to a peer: the entry understands the rest of this file, and hides token ids. The value names the attempt.
 CARRY_HEADER = "x-grapevine-carry"
 #: On a request to a peer that goes on with an answer: chunks of the prompt that the client sent (`node.relay.carry.hint`).
 CHUNKS_HEADER = "x-grapevine-chunks"
+
+#: Below the peers' prefix: answered when the attempt that `CARRY_HEADER` names runs no more.
+GONE_PATH = "/gone"
+#: Seconds after which it is answered all the same, and the longest name that is looked for.
+GONE_MAX_S = 1.0
+MAX_LEG = 64
 
 #: The target lives and watches its engine; sent after each `ALIVE_EVERY_S` seconds of silence.
 ALIVE = b": grapevine-alive\n\n"

@@ -1,15 +1,15 @@
 """When is silence in a stream the end of it? The rules, without a clock; `sentry.py` asks.
 
-Slow is not dead. A stream may be silent because its engine computes somebody's long prompt, because it was preempted, or
-because the host is starved; and because the engine hangs.
+Slow is not dead. A stream may be silent because its engine computes somebody's long prompt, because it was preempted,
+or because the host is starved; and because the engine hangs.
 
 Rules for the own engine (`judge_engine`)
-1. Less than `patience`: nothing is wrong. It is learnt: many times the gap between tokens that streams here have, within
-   `PATIENCE_MIN_S` and `PATIENCE_MAX_S`.
+1. Less than `patience`: nothing is wrong. It is learnt: several times the gap between tokens that streams here have,
+   within `PATIENCE_MIN_S` and `PATIENCE_MAX_S`.
 2. Another stream heard from the engine since: it works, and ours waits for its turn; up to `TURN_MAX_S`.
-3. The engine's processes do nothing (stopped, or no processor time): it hangs.
-4. They work, or nobody knows: as long as prompts are owed, the time that these should take, `PREFILL_FACTOR` times, and
-   where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
+3. The engine's processes do nothing (stopped, or no processor time): it hangs, and the least patience is enough.
+4. They work, or nobody can see it: as long as prompts are owed, the time that these should take, `PREFILL_FACTOR` times,
+   and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
 
 Rules for a peer (`judge_peer`): its node says that it lives each second of silence. Without a word for `NODE_S` it is
 lost, twice that while its load rows still come.
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 PATIENCE_MIN_S = 2.0
 PATIENCE_MAX_S = 10.0
 #: Times the 95th percentile of a stream's mean gap between tokens.
-PATIENCE_FACTOR = 20.0
+PATIENCE_FACTOR = 10.0
 TURN_MAX_S = 120.0
 PREFILL_FACTOR = 3.0
 BUSY_FACTOR = 5.0
@@ -55,19 +55,17 @@ def patience(gap_s: float) -> float:
 
 def judge_engine(signs: EngineSigns) -> str:
     """Why the engine is taken to hang, empty while it is not."""
-    limit = patience(signs.gap_s)
+    # Processes that do nothing are no question of speed.
+    limit = PATIENCE_MIN_S if signs.working is False else patience(signs.gap_s)
     if signs.silent_s < limit:
         return ""
     if signs.others_s < limit and signs.silent_s < TURN_MAX_S:
         return ""
     if signs.working is False:
         return f"the engine has said nothing for {signs.silent_s:.1f} s and does nothing"
-    if signs.working:
-        limit *= BUSY_FACTOR
-    limit = min(max(limit, patience(signs.gap_s) + PREFILL_FACTOR * signs.owed_s), WORK_MAX_S)
-    if signs.silent_s < limit:
-        return ""
-    return f"the engine has said nothing for {signs.silent_s:.1f} s"
+    longer = BUSY_FACTOR * limit if signs.working else limit
+    longer = min(max(longer, limit + PREFILL_FACTOR * signs.owed_s), WORK_MAX_S)
+    return "" if signs.silent_s < longer else f"the engine has said nothing for {signs.silent_s:.1f} s"
 
 
 def judge_peer(silent_s: float, row_age_s: float) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -45,7 +45,7 @@ COMMENT = b": waiting for another node\n\n"
 class CarriedStream:
     """Writes one answer to one client.
 
-    `on_leg` hears of each leg that begins and returns what ends that; `on_lost` of each that was lost; `on_carried` of
+    `on_leg` hears of each leg that begins and returns what ends that; `on_lost` of each that was lost and closed; `on_carried` of
     each pause: cause, seconds, and why it failed ("" when it did not). `may_move` says whether another node could take it.
     """
 
@@ -56,7 +56,7 @@ class CarriedStream:
         *,
         idle_s: float,
         on_leg: Callable[[CarriedStream, Leg], Callable[[], None]],
-        on_lost: Callable[[Leg, Lost], None],
+        on_lost: Callable[[Leg, Lost], Awaitable[None]],
         on_carried: Callable[[Lost, float, str], None],
         may_move: Callable[[Carrier, str], bool],
     ) -> None:
@@ -110,8 +110,8 @@ class CarriedStream:
             lost = await self._one_leg(leg, response)
             if lost is None:
                 return
-            self._on_lost(leg, lost)
             self._end_leg(whole=False)
+            await self._on_lost(leg, lost)
             if self._lost is None:  # else the client still waits since an earlier one
                 self._paused_at = self.heard
             try:

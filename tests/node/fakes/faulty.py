@@ -8,7 +8,7 @@ are open at a time, over all engines that share its `Decodes`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,10 @@ ENGINE_DEAD = (
     b'data: {"error":{"message":"EngineCore encountered an issue. See stack trace for the root cause.",'
     b'"type":"InternalServerError","param":null,"code":500}}\n\ndata: [DONE]\n\n'
 )
+
+
+#: How long a slow engine takes for one event, seconds: several times what the tests set as patience.
+SLOW_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,13 @@ class FaultyEngine:
         self.bodies: list[tuple[str, bytes]] = []
         #: Bytes of a stream's events are cut into pieces of this size; 0 = an event a piece.
         self.piece = 0
+        #: Changes each event.
+        self.rewrite: Callable[[bytes], bytes] = bytes
+        self._stalled = asyncio.Event()
+        self._resumed = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._exchanges = 0
         self._config = config
         self._server: EmulatedServer | None = None
         self._runner: web.ServerRunner | None = None
@@ -110,12 +121,28 @@ class FaultyEngine:
         assert self._server is not None
         return self._server.engine.running
 
+    async def until_stalled(self) -> None:
+        """Until a stream has come to a fault that waits."""
+        async with asyncio.timeout(10):
+            await self._stalled.wait()
+
+    async def until_quiet(self) -> None:
+        """Until no exchange is open."""
+        async with asyncio.timeout(10):
+            await self._quiet.wait()
+
+    def resume(self) -> None:
+        """Let a stream that pauses go on."""
+        self._resumed.set()
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.content.read()
         self.bodies.append((request.path, body))
         assert self._session is not None
         rid = request.headers.get("X-Request-Id", "")
         generates = request.path.endswith("completions")
+        self._exchanges += 1
+        self._quiet.clear()
         if generates:
             self.decodes.begin(rid)
         try:
@@ -129,16 +156,23 @@ class FaultyEngine:
         finally:
             if generates:
                 self.decodes.end(rid)
+            self._exchanges -= 1
+            if not self._exchanges:
+                self._quiet.set()
 
     async def _stream(self, request: web.BaseRequest, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         fault = self.faults.pop(0) if self.faults else None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         number = 0
-        async for event in _events(answer):
-            if fault is not None and number == fault.at:
+        async for given in _events(answer):
+            event = self.rewrite(given)
+            if fault is not None and number == fault.at and fault.kind not in ("pause", "slow"):
                 await self._break(request, response, fault, event)
                 return response
+            if fault is not None and number == fault.at:
+                self._stalled.set()
+                await (self._resumed.wait() if fault.kind == "pause" else asyncio.sleep(SLOW_S))
             size = self.piece or len(event)
             for start in range(0, len(event), size):
                 await response.write(event[start : start + size])
@@ -166,6 +200,7 @@ class FaultyEngine:
             case "end":
                 await response.write_eof()
             case "stall":
+                self._stalled.set()
                 await asyncio.Event().wait()
             case _:
                 raise AssertionError(fault.kind)
