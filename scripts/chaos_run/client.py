@@ -31,6 +31,8 @@ READY_TIMEOUT_S = 1.0
 CONNECT_S = 2.0
 #: A request that took so long is given up and is an error, seconds.
 PATIENCE_S = 150.0
+#: A process that was killed may still take a connection for so long, seconds.
+DYING_S = 1.0
 #: Between two looks for an entry when there is none.
 NO_ENTRY_S = 0.2
 #: Sent again at most so often.
@@ -164,7 +166,7 @@ class Clients:
         return False
 
     def _broke(self, sent: Sent, node: ChaosNode, began: float, error: Exception) -> bool:
-        if any(death >= began for death in node.deaths):
+        if any(death >= began - DYING_S for death in node.deaths):
             self.counts["entries_lost"] += 1
             if not sent.asked.stream:
                 return True

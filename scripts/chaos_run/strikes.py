@@ -19,7 +19,7 @@ from chaos_run.cluster import ADMIN_TOKEN, STOP_GRACE_S, Cluster, NotReady
 from chaos_run.plan import Strike, What
 
 #: Requests of one burst.
-BURST = 24
+BURST = 12
 #: Pieces of nonsense for each port, and their longest size in bytes.
 NONSENSE, MAX_NONSENSE = 12, 1400
 ADMIN_S = 5.0
