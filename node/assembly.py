@@ -4,8 +4,9 @@ Rules
 1. What can fail cheaply starts first (name, ports), then KV, gossip and the HTTP server, the engine last: the
    node answers, and routes to its peers, while its own engine is still loading.
 2. Whatever fails while starting, everything that was started is stopped.
-3. Stopping: take nothing new (the peers hear of it with the next row), let what runs finish within the grace,
-   tell the peers, then stop in reverse order.
+3. Stopping: drain (the peers hear of it at once; what can move is handed to them) and tell balancers to go elsewhere;
+   only then take no new connection, let the clients' answers finish, tell the peers that we leave, and stop in reverse
+   order. All of that has one deadline; `hurry` ends it now.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -25,9 +26,11 @@ from gossip.discovery import MdnsDiscovery
 from node import __version__, addresses, banner
 from node.admission import Admission
 from node.digest import PrefixDigest
+from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.http.auth import PeerSigner
+from node.http.readiness import Readiness
 from node.http.server import HttpServer
 from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
@@ -109,6 +112,7 @@ class Node:
         self._stack = AsyncExitStack()
         self._stopping = False
         self._hurried = asyncio.Event()
+        self._grace_s = settings.stop_grace_s
         self._http: HttpServer | None = None
 
         self.metrics = Metrics(clock)
@@ -128,6 +132,8 @@ class Node:
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
         self.dispatcher = self._make_dispatcher()
+        self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
+        self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
 
     # --- life
@@ -147,9 +153,7 @@ class Node:
         self._stopping = True
         try:
             if self._http is not None:
-                self.drain(True)
-                await self._http.stop_accepting()
-                await self._finish(self._http)
+                await self._within_grace(self._leave_well(self._http))
                 await self.gossip.leave()
         finally:
             await self._stack.aclose()
@@ -174,6 +178,7 @@ class Node:
         stack.push_async_callback(self.client.close)
         await self._start_gossip()
         self._http = HttpServer(make_routes(self, self._clock).router())
+        stack.push_async_callback(self.drainer.close)
         stack.push_async_callback(self.engine.stop)
         stack.push_async_callback(self._http.close)
         await self._http.start(listener)
@@ -215,24 +220,40 @@ class Node:
         except (OSError, TimeoutError) as error:
             _log.warning("no multicast DNS here (%s): use --join", error or "it takes too long")
 
-    async def _finish(self, http: HttpServer) -> None:
-        """Let requests end within the grace."""
-        waits = [asyncio.ensure_future(http.idle()), asyncio.ensure_future(self._hurried.wait())]
-        await asyncio.wait(waits, timeout=self.settings.stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
+    async def _leave_well(self, http: HttpServer) -> None:
+        """End without anybody noticing; the caller sets the deadline."""
+        self.readiness.leave()
+        self.drainer.begin(self._grace_s)
+        await asyncio.gather(self.drainer.over(), self.readiness.told(self._grace_s / 2))
+        await http.stop_accepting()
+        await http.idle()
+
+    async def _within_grace(self, work: Coroutine[None, None, None]) -> None:
+        waits = [asyncio.ensure_future(work), asyncio.ensure_future(self._hurried.wait())]
+        await asyncio.wait(waits, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
 
     # --- control (`node.http.admin.Control`)
 
-    def drain(self, on: bool) -> None:
-        """Stop or resume taking requests for our engine; the peers are told at once."""
-        self.admission.drain(on)
-        self.reporter.tick()
+    def drain(self, timeout_s: float) -> None:
+        """Take nothing new on our engine, hand over what can move, wait for the rest; the peers are told at once."""
+        self.drainer.begin(timeout_s)
 
-    def leave(self) -> None:
-        """Begin to stop."""
-        self.drain(True)
+    async def resume(self) -> None:
+        """Take requests again."""
+        await self.drainer.resume()
+
+    def drain_status(self) -> dict[str, object]:
+        """How the drain goes."""
+        return {**self.drainer.status(), "leaving": self.readiness.leaving}
+
+    def leave(self, timeout_s: float) -> None:
+        """Begin to stop, within that time."""
+        self._grace_s = timeout_s
+        self.readiness.leave()
+        self.drainer.begin(timeout_s)
         self._on_leave()
 
     def join(self, addresses: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from node.addresses import MAX_PORT, WILDCARD_HOSTS, join_address
@@ -46,6 +47,8 @@ def _next(port: int) -> int:
 def _engine(settings: Settings) -> str:
     if settings.engine_url:
         return f"attached to {settings.engine_url}"
+    if settings.engine_command:
+        return f"{shlex.split(settings.engine_command)[0]} is starting, log in {settings.engine_log}"
     return f"{settings.model or 'SmolLM2-135M-Instruct (default)'} is starting, log in {settings.engine_log}"
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,9 @@ DEFAULT_POOL_GIB = 2.0
 GPU_POOL_GIB = 64.0
 #: Most of the free shared memory that a pool takes unless told otherwise: nodes and engines share it.
 POOL_SHARE_OF_FREE = 0.25
+#: What stands for the two sockets in --engine-command.
+UDS_MARK = "{uds}"
+LINK_MARK = "{link}"
 #: Range of each number: (least, most).
 RANGES: dict[str, tuple[float, float]] = {
     "port": (0, addresses.MAX_PORT),
@@ -75,9 +79,17 @@ class Settings:
     served_model_name: tuple[str, ...] = key((), "Name that clients use for the model; may be repeated.")
     engine_url: str = key("", "Attach to this OpenAI-compatible server, start no engine.", metavar="URL")
     engine_api_key: str = key("", "API key of the server at --engine-url.", secret=True)
+    engine_command: str = key(
+        "",
+        "Start this OpenAI-compatible server instead of vLLM. {uds} stands for the Unix socket that it has to listen "
+        "on, {link} for the socket of the engine link.",
+        metavar="COMMAND",
+    )
     engine_args: tuple[str, ...] = key((), "Arguments for vLLM, quoted as in a shell; the same as everything after --.")
     engine_start_timeout_s: float = key(3600.0, "Seconds an engine may take to become ready.")
-    stop_grace_s: float = key(15.0, "Seconds running requests get to finish when the node stops.")
+    stop_grace_s: float = key(
+        25.0, "Seconds that a stop or a drain waits for requests that cannot be moved to a peer; then they are cut."
+    )
     name: str = key("", "Name of this node, unique in the cluster.", derived="host name and port")
     host: str = key("127.0.0.1", "Address to listen on; 0.0.0.0 for all.")
     port: int = key(addresses.DEFAULT_PORT, "Port of the HTTP server.")
@@ -145,6 +157,7 @@ class Settings:
             )
         self._check_distinct_ports()
         self._check_engine_url()
+        self._check_engine_command()
         self._check_paths()
 
     def _check_distinct_ports(self) -> None:
@@ -165,6 +178,22 @@ class Settings:
         for name, what in (("engine_args", "arguments after --"), ("model", "--model")):
             if getattr(self, name):
                 raise SettingsError(f"--engine-url attaches to a server that already runs: leave {what} out")
+
+    def _check_engine_command(self) -> None:
+        if not self.engine_command:
+            return
+        for name, what in (("engine_url", "--engine-url"), ("engine_args", "arguments after --"), ("model", "--model")):
+            if getattr(self, name):
+                raise SettingsError(f"--engine-command is the whole command of the engine: leave {what} out")
+        try:
+            words = shlex.split(self.engine_command)
+        except ValueError as error:
+            raise SettingsError(f"--engine-command is not quoted as a shell wants it: {error}") from error
+        if UDS_MARK not in " ".join(words[1:]):
+            raise SettingsError(
+                f"--engine-command must tell the server where to listen: put {UDS_MARK} where its option for a Unix "
+                f"socket takes the path, as in 'my-server --uds {UDS_MARK}'"
+            )
 
     def _check_paths(self) -> None:
         if not self.state_dir.is_absolute() or not self.run_dir.is_absolute():

@@ -61,8 +61,8 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             },
             decisions=metrics.decisions,
         ),
-        health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
-        admin=Admin(settings.admin_token, node, keys=KeyAdmin(node), kv=node.kv, active=lambda: node.admission.active),
+        health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine)),
+        admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),
     )
 
 

@@ -44,6 +44,18 @@ def find_node(url: str | None, state_dir: Path | None) -> str:
 
 def ask(url: str, path: str, body: bytes | None = None, token: str | None = None) -> Any:
     """The JSON answer of a node; ends the command with a message when there is none."""
+    try:
+        return json.loads(_ask(url, path, body, token))
+    except ValueError as error:
+        raise Refused(f"{url}{path} does not answer as a Grapevine node does: check --node") from error
+
+
+def ask_text(url: str, path: str) -> str:
+    """The answer of a node as text; ends the command with a message when there is none."""
+    return _ask(url, path, None, None).decode("utf-8", "replace")
+
+
+def _ask(url: str, path: str, body: bytes | None, token: str | None) -> bytes:
     headers = {"accept": "application/json"}
     if body is not None:
         headers["content-type"] = "application/json"
@@ -53,7 +65,7 @@ def ask(url: str, path: str, body: bytes | None = None, token: str | None = None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(urllib.request.Request(url + path, body, headers), timeout=TIMEOUT_S) as response:
-            return json.loads(response.read(MAX_ANSWER_BYTES))
+            return bytes(response.read(MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
         told = _message(error.read(4096))
         raise Refused(f"{url} answers {path} with status {error.code}: {told}") from error
@@ -61,8 +73,6 @@ def ask(url: str, path: str, body: bytes | None = None, token: str | None = None
         reason = getattr(error, "reason", error)
         text = f"{url} cannot be reached ({reason}): is the node running? `--node URL` asks another one"
         raise Unreachable(text) from error
-    except ValueError as error:
-        raise Refused(f"{url}{path} does not answer as a Grapevine node does: check --node") from error
 
 
 def _message(body: bytes) -> str:

@@ -30,6 +30,7 @@ from node.errors import LocalError
 @click.option(
     "--kv-block-bytes", type=click.IntRange(32), default=4096, show_default=True, help="Size of a block in the pool."
 )
+@click.option("--journal", type=click.Path(path_type=Path), help="File in which to note who was computed when.")
 def emulate(
     *,
     name: str,
@@ -40,6 +41,7 @@ def emulate(
     speedup: float,
     link_socket: Path | None,
     kv_block_bytes: int,
+    journal: Path | None,
     **changed: int | None,
 ) -> None:
     """Serve an emulated engine: OpenAI's protocol, vLLM's cache and batching, no model.
@@ -54,6 +56,7 @@ def emulate(
         speedup=speedup,
         link=link_socket,
         block_bytes=kv_block_bytes,
+        journal=journal,
     )
     try:
         config = preset(name, **changed)

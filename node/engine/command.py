@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -20,7 +21,7 @@ from pathlib import Path
 from node.engine.args import flags_of, option
 from node.engine.client import EngineAddress, engine_address
 from node.errors import SettingsError
-from node.settings import GIB, Settings
+from node.settings import GIB, LINK_MARK, UDS_MARK, Settings
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CONNECTOR = "GrapevineConnector"
@@ -39,6 +40,8 @@ REFUSED = {
     "--grpc": "the node speaks HTTP with its engine",
     "--headless": "a node needs the engine's HTTP server",
 }
+#: What an engine has no business with.
+_SECRETS = frozenset({"GRAPEVINE_CLUSTER_KEY", "GRAPEVINE_ADMIN_TOKEN", "GRAPEVINE_API_KEY"})
 #: Flags by which the user decides about compiling.
 _COMPILE_FLAGS = ("--compilation-config", "--optimization-level")
 #: Flags by which vLLM is told the size of its KV cache; the environment would win over them.
@@ -115,6 +118,18 @@ def build_command(settings: Settings, model: str, host: Host) -> EngineCommand:
     return EngineCommand((*argv, *user), _environment(settings, served, host), address, served)
 
 
+def own_command(settings: Settings, env: Mapping[str, str]) -> EngineCommand:
+    """The user's own command of these settings, its marks replaced by the sockets."""
+    address = engine_address(settings)
+    marks = {UDS_MARK: str(address.socket), LINK_MARK: str(settings.link_socket)}
+    argv = []
+    for word in shlex.split(settings.engine_command):
+        for mark, path in marks.items():
+            word = word.replace(mark, path)  # noqa: PLW2901
+        argv.append(word)
+    return EngineCommand(tuple(argv), _without_secrets(env), address, argv[0])
+
+
 def served_names(settings: Settings, model: str) -> tuple[str, ...]:
     """Names for clients: those given, else the last part of a directory; a repository keeps its own name."""
     if settings.served_model_name:
@@ -154,15 +169,17 @@ def _kv_transfer(settings: Settings) -> dict[str, object]:
 
 
 def _environment(settings: Settings, model: str, host: Host) -> dict[str, str]:
-    env = dict(host.env)
+    env = host.env
     own = {"VLLM_NO_USAGE_STATS": "1"}
     if Path(model).is_dir():
         own["HF_HUB_OFFLINE"] = "1"
     if host.cpu_build:
         own |= _cpu_environment(settings.engine_args, host)
-    for secret in ("GRAPEVINE_CLUSTER_KEY", "GRAPEVINE_ADMIN_TOKEN", "GRAPEVINE_API_KEY"):
-        env.pop(secret, None)
-    return own | env
+    return own | _without_secrets(env)
+
+
+def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in _SECRETS}
 
 
 def _cpu_environment(args: Sequence[str], host: Host) -> dict[str, str]:

@@ -31,10 +31,10 @@ class LifecycleConfig:
 
     #: A model may have to be downloaded and compiled for; too short restarts an engine that would have come.
     start_timeout_s: float = 3600.0
-    #: Two or three health probes; below that a long prefill on a CPU looks like silence.
-    silent_after_s: float = 20.0
-    #: Well above the longest step of a busy engine; too long keeps a hung one.
-    hung_after_s: float = 180.0
+    #: Two or three health probes. Only new work stops then, and the first answer brings it back.
+    silent_after_s: float = 10.0
+    #: Well above the longest time for which a busy server does not come to answer /health; too long keeps a hung one.
+    hung_after_s: float = 60.0
     pause_first_s: float = 1.0
     pause_most_s: float = 60.0
     #: Part of a pause by which it varies, 0 to 1.

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from node import dirs, model_store
-from node.engine.command import EngineCommand, Host, build_command, vllm_version
+from node.engine.command import EngineCommand, Host, build_command, own_command, vllm_version
 from node.engine.failure import NO_VLLM, CannotStart, Cause, Failure
 from node.settings import Settings
 
 #: Seconds to find out whether somebody listens on a socket of this host.
 LISTENER_TIMEOUT_S = 1.0
+
+
+async def prepare_engine(settings: Settings, say: Callable[[str], None]) -> EngineCommand:
+    """The command for the engine of these settings: the user's own, else vLLM's.
+
+    Raises `CannotStart`, `ModelStoreError` or `SettingsError`.
+    """
+    if not settings.engine_command:
+        return await prepare_vllm(settings, say)
+    command = own_command(settings, os.environ)
+    _clear_the_way(settings, command)
+    say(f"starting {command.argv[0]}")
+    return command
 
 
 async def prepare_vllm(settings: Settings, say: Callable[[str], None]) -> EngineCommand:
@@ -27,11 +41,15 @@ async def prepare_vllm(settings: Settings, say: Callable[[str], None]) -> Engine
     named = settings.model
     model = find_model(named) if named else str(await model_store.fetch_default_model(say))
     command = build_command(settings, model, Host.here())
+    _clear_the_way(settings, command)
+    say("starting vLLM")
+    return command
+
+
+def _clear_the_way(settings: Settings, command: EngineCommand) -> None:
     if command.address.socket is not None:
         dirs.private_dir(settings.run_dir)
         remove_stale_socket(command.address.socket)
-    say("starting vLLM")
-    return command
 
 
 def find_model(model: str) -> str:

@@ -24,7 +24,7 @@ from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure, explain, failure_of
 from node.engine.log import EngineLog
-from node.engine.prepare import prepare_vllm, remove_stale_socket
+from node.engine.prepare import prepare_engine, remove_stale_socket
 from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
 from node.engine.progress import describe
 from node.errors import EngineError
@@ -73,7 +73,7 @@ class EngineSupervisor:
         self.log = EngineLog(settings.engine_log)
         self._settings = settings
         self._listener = listener
-        self._prepare = prepare or (lambda say: prepare_vllm(settings, say))
+        self._prepare = prepare or (lambda say: prepare_engine(settings, say))
         self._core = life.Lifecycle(config or lifecycle_config(settings), rng or random.Random())
         self._marker = f"{settings.run_dir}:{settings.name}"
         self._session: Session | None = None
@@ -157,7 +157,8 @@ class EngineSupervisor:
     @property
     def takes_token_ids(self) -> bool:
         """It is vLLM, or told its version as vLLM does: it gives the ids of its tokens when asked."""
-        return not self._settings.engine_url or bool(self.version)
+        ours = not (self._settings.engine_url or self._settings.engine_command)
+        return ours or bool(self.version)
 
     def look(self) -> vitals.Look | None:
         """Look at its processes; None without a process of ours."""

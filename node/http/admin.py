@@ -16,19 +16,24 @@ from node.http.intake import read_small_body
 from node.http.keys import KeyControl, KeyRoutes
 from node.http.kv import KvControl, KvRoutes
 from node.http.router import Handler, Router
+from node.settings import RANGES, Settings
 
 #: Addresses taken in one call.
 MAX_SEEDS = 64
 
 
 class Control(Protocol):
-    """What an administrator can make the node do; `node.app` implements it."""
+    """What an administrator can make the node do; `node.assembly` implements it."""
 
-    def drain(self, on: bool) -> None:
-        """Stop or resume taking new requests."""
+    def drain(self, timeout_s: float) -> None:
+        """Take nothing new, move what can move, wait for the rest."""
         ...
 
-    def leave(self) -> None:
+    async def resume(self) -> None:
+        """Take work again."""
+        ...
+
+    def leave(self, timeout_s: float) -> None:
         """Begin to stop: drain, tell the peers, end."""
         ...
 
@@ -36,21 +41,23 @@ class Control(Protocol):
         """Dial these gossip addresses."""
         ...
 
+    def drain_status(self) -> dict[str, object]:
+        """How the drain goes, JSON-able."""
+        ...
+
 
 class Admin:
     """The administrator's routes."""
 
-    def __init__(
-        self, token: str, control: Control, *, keys: KeyControl, kv: KvControl, active: Callable[[], int]
-    ) -> None:
-        self._token = token
+    def __init__(self, settings: Settings, control: Control, *, keys: KeyControl, kv: KvControl) -> None:
+        self._settings = settings
         self._control = control
         self._keys = KeyRoutes(keys)
         self._kv = KvRoutes(kv)
-        self._active = active
 
     def add_to(self, router: Router) -> None:
         """Add the routes."""
+        router.add("GET", "/admin/drain", self._guarded(self._status))
         router.add("POST", "/admin/drain", self._guarded(self._drain))
         router.add("POST", "/admin/undrain", self._guarded(self._undrain))
         router.add("POST", "/admin/leave", self._guarded(self._leave))
@@ -62,24 +69,29 @@ class Admin:
 
     def _guarded(self, handler: Callable[[web.BaseRequest], Awaitable[web.Response]]) -> Handler:
         async def guarded(request: web.BaseRequest) -> web.StreamResponse:
-            error = check_admin(request.headers.get("Authorization"), self._token)
+            error = check_admin(request.headers.get("Authorization"), self._settings.admin_token)
             if error is not None:
                 raise ApiFailure(error)
             return await handler(request)
 
         return guarded
 
+    async def _status(self, request: web.BaseRequest) -> web.Response:
+        return self._told()
+
     async def _drain(self, request: web.BaseRequest) -> web.Response:
-        self._control.drain(True)
-        return json_response({"draining": True, "active": self._active()})
+        self._control.drain(await self._timeout(request))
+        return self._told(202)
 
     async def _undrain(self, request: web.BaseRequest) -> web.Response:
-        self._control.drain(False)
-        return json_response({"draining": False, "active": self._active()})
+        if self._control.drain_status()["leaving"]:
+            raise ApiFailure(ApiError(409, "leaving", "This node is about to end: start it again under the same name."))
+        await self._control.resume()
+        return self._told()
 
     async def _leave(self, request: web.BaseRequest) -> web.Response:
-        self._control.leave()
-        return json_response({"leaving": True, "active": self._active()}, status=202)
+        self._control.leave(await self._timeout(request))
+        return self._told(202)
 
     async def _join(self, request: web.BaseRequest) -> web.Response:
         addresses = _addresses(await read_small_body(request))
@@ -90,6 +102,23 @@ class Admin:
         raise ApiFailure(
             ApiError(404, "not_found", "There are /admin/drain, undrain, leave, join, keys and kv/warm, by POST.")
         )
+
+    def _told(self, status: int = 200) -> web.Response:
+        return json_response({"name": self._settings.name, **self._control.drain_status()}, status=status)
+
+    async def _timeout(self, request: web.BaseRequest) -> float:
+        """The seconds that the body asks for; those of the settings without one."""
+        body = await read_small_body(request)
+        try:
+            value = orjson.loads(body) if body.strip() else {}
+        except ValueError:
+            value = None
+        timeout = value.get("timeout_s", self._settings.stop_grace_s) if isinstance(value, dict) else None
+        most = RANGES["stop_grace_s"][1]
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= most:
+            message = f'Send {{"timeout_s": SECONDS}} with a number from 0 to {most:g}, or no body.'
+            raise ApiFailure(ApiError(400, "bad_timeout", message, param="timeout_s"))
+        return float(timeout)
 
 
 def _addresses(body: bytes) -> list[str]:

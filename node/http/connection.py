@@ -91,6 +91,8 @@ class Connection(asyncio.Protocol):
         #: Nothing more is read: an error was found, or this was the last request.
         self._deaf = False
         self._upgrading = False
+        #: It ends with the last answer that is waited for.
+        self._last = False
 
     # --- asyncio.Protocol
 
@@ -318,7 +320,7 @@ class Connection(asyncio.Protocol):
                 if isinstance(item, ApiError):
                     await self._write_error(item)
                     break
-                if not await self._answer(item):
+                if not await self._answer(item) or (self._last and self._quiet):
                     break
                 self._expect(KEEPALIVE_S)
         except ConnectionError:
@@ -366,6 +368,17 @@ class Connection(asyncio.Protocol):
         self._flow.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
         self.transport.write_eof()
         await asyncio.sleep(LINGER_S)
+
+    @property
+    def _quiet(self) -> bool:
+        """No request has begun that is not answered yet."""
+        return not self._waiting and self._in_head and not self._head_bytes
+
+    def finish(self) -> None:
+        """End it when every request that has begun to come is answered; an idle one now."""
+        self._last = True
+        if self._task_idle and self._quiet and self.transport is not None:
+            self.transport.close()
 
     def cut(self) -> None:
         """End it now."""

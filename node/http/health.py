@@ -8,8 +8,8 @@ from importlib import resources
 from aiohttp import web
 
 from node.http.errors import json_response
+from node.http.readiness import Readiness
 from node.metrics import Metrics
-from node.registry import Registry
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: The page loads nothing from elsewhere and cannot be framed.
@@ -23,8 +23,8 @@ _PAGE_HEADERS = {
 class HealthRoutes:
     """What monitors ask for."""
 
-    def __init__(self, registry: Registry, metrics: Metrics, engine_metrics: Callable[[], Awaitable[bytes]]) -> None:
-        self._registry = registry
+    def __init__(self, readiness: Readiness, metrics: Metrics, engine_metrics: Callable[[], Awaitable[bytes]]) -> None:
+        self._readiness = readiness
         self._metrics = metrics
         self._engine_metrics = engine_metrics
         self._page: bytes | None = None
@@ -34,10 +34,10 @@ class HealthRoutes:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: web.BaseRequest) -> web.Response:
-        """200 when any node, this one or a peer, can take a request."""
-        serving = self._registry.serving()
-        ready = bool(serving)
-        return json_response({"ready": ready, "nodes": serving}, status=200 if ready else 503)
+        """200 when any node, this one or a peer, can take a request, and this one is not about to leave."""
+        serving = self._readiness.ask(request.remote or "")
+        told = {"ready": bool(serving), "leaving": self._readiness.leaving, "nodes": serving}
+        return json_response(told, status=200 if serving else 503)
 
     async def metrics(self, request: web.BaseRequest) -> web.Response:
         """Our metrics, then the engine's own."""

@@ -79,10 +79,12 @@ class HttpServer:
         )
 
     async def stop_accepting(self) -> None:
-        """Take no new connections; open ones go on."""
+        """Take no new connections; open ones end with the answers that they wait for, idle ones now."""
         if self._server is not None:
             server, self._server = self._server, None
             server.close()
+        for connection in list(self._connections):
+            connection.finish()
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""

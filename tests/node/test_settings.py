@@ -103,8 +103,8 @@ def as_toml(name: str, value: Any, dashed: bool) -> str:
     return f"{key} = {value}" if isinstance(value, int | float) else f'{key} = "{value}"'
 
 
-# `engine_url` excludes other keys and has a test of its own; ports that are not given follow `port`.
-KEYS = sorted(FIELDS.keys() - {"engine_url"})
+# These exclude other keys and have tests of their own; ports that are not given follow `port`.
+KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command"})
 
 
 @given(st.data())
@@ -205,6 +205,10 @@ def test_a_wrong_value_is_told_with_the_place_it_came_from(tmp_path: Path) -> No
         ({"engine_url": "localhost:8000"}, ["--engine-url", "http://"]),
         ({"engine_url": "http://h", "model": "m"}, ["leave --model out"]),
         ({"engine_url": "http://h", "engine_args": ("--x",)}, ["leave arguments after -- out"]),
+        ({"engine_command": "x --uds {uds}", "model": "m"}, ["leave --model out"]),
+        ({"engine_command": "x --uds {uds}", "engine_url": "http://h"}, ["leave --engine-url out"]),
+        ({"engine_command": "x '{uds}"}, ["quoted"]),
+        ({"engine_command": "x --port 8000"}, ["put {uds} where"]),
         ({"max_running": 0}, ["--max-running"]),
         ({"kv_pool_gib": -1.0}, ["--kv-pool-gib"]),
         ({"run_dir": "/tmp/" + "x" * 110}, ["--run-dir", "107", "shorter"]),

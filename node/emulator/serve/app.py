@@ -18,6 +18,7 @@ from node.emulator.serve.driver import Driver
 from node.emulator.serve.figures import Figures
 from node.emulator.serve.frames import Frames
 from node.emulator.serve.generation import Generation
+from node.emulator.serve.journal import Journal
 from node.emulator.serve.link import EmulatedConnector
 from node.emulator.serve.script import write
 from node.emulator.tokens import Tokenizer
@@ -32,8 +33,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Surface:
     """Handlers over one driver. `models`: the names it answers to, the first one is shown as the model."""
 
-    def __init__(self, driver: Driver, models: tuple[str, ...], *, connector: EmulatedConnector | None = None) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        models: tuple[str, ...],
+        *,
+        connector: EmulatedConnector | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.driver = driver
+        self._journal = journal
         self._connector = connector
         self.models = models
         self.figures = Figures(driver.engine, models[0])
@@ -81,7 +90,14 @@ class Surface:
         job = f"{ask.rid}\0{name}-{number}"
         made = Frames(ask, f"{'chatcmpl' if chat else 'cmpl'}-{name}", int(time.time()))
         async with Generation(
-            ask, scripts, driver=self.driver, figures=self.figures, name=job, connector=self._connector
+            ask,
+            scripts,
+            driver=self.driver,
+            figures=self.figures,
+            name=job,
+            connector=self._connector,
+            journal=self._journal,
+            client_id=name,
         ) as generation:
             if ask.stream:
                 return await self._stream(request, ask, generation, made)

@@ -10,6 +10,7 @@ from node.emulator.serve.asks import Ask
 from node.emulator.serve.driver import Driver
 from node.emulator.serve.figures import Figures
 from node.emulator.serve.frames import Usage
+from node.emulator.serve.journal import Journal
 from node.emulator.serve.link import EmulatedConnector
 from node.emulator.serve.script import Script
 from node.emulator.tokens import block_hashes, pack
@@ -27,8 +28,12 @@ class Generation:
         figures: Figures,
         name: str,
         connector: EmulatedConnector | None = None,
+        journal: Journal | None = None,
+        client_id: str = "",
     ) -> None:
         self._connector = connector
+        self._journal = journal
+        self._client_id = client_id
         self.ask = ask
         self.scripts = scripts
         self._driver = driver
@@ -43,6 +48,8 @@ class Generation:
         self._events: asyncio.Queue[tuple[int, Action]] = asyncio.Queue()
 
     async def __aenter__(self) -> Generation:
+        if self._journal is not None:
+            self._journal.begin(self._client_id)
         size = self._driver.engine.config.block_size
         for index, (rid, script) in enumerate(zip(self._rids, self.scripts, strict=True)):
             prompt = self.ask.prompts[index // self.ask.choices]
@@ -59,6 +66,8 @@ class Generation:
                 self._figures.aborted += 1
             if self._connector is not None:
                 self._connector.end(rid)
+        if self._journal is not None:
+            self._journal.end(self._client_id)
 
     async def pieces(self) -> AsyncIterator[tuple[int, int, int]]:
         """Choice, first and last token (exclusive) of what is there, as it comes."""
@@ -81,6 +90,8 @@ class Generation:
                     pass
 
     def _note(self, action: Tokens) -> None:
+        if self._journal is not None:
+            self._journal.token(self._client_id, action.count)
         seconds = action.at - (self._begun if action.first else self._last)
         self._last = action.at
         (self._figures.ttft if action.first else self._figures.gap).observe(seconds)

@@ -13,6 +13,7 @@ from node.emulator.config import EngineConfig
 from node.emulator.engine import EmulatedEngine
 from node.emulator.serve.app import Surface
 from node.emulator.serve.driver import Driver
+from node.emulator.serve.journal import Journal
 from node.emulator.serve.link import BLOCK_BYTES, EmulatedConnector
 
 
@@ -29,6 +30,8 @@ class ServeOptions:
     #: The engine link of a node, to play the connector's part; and the bytes that stand for a block in its pool.
     link: Path | None = None
     block_bytes: int = BLOCK_BYTES
+    #: File in which to note who was computed when (`node.emulator.serve.journal`).
+    journal: Path | None = None
 
 
 class EmulatedServer:
@@ -43,6 +46,7 @@ class EmulatedServer:
         self._runner: web.AppRunner | None = None
         self.driver: Driver | None = None
         self._linking: asyncio.Task[None] | None = None
+        self._journal: Journal | None = None
 
     async def __aenter__(self) -> EmulatedServer:
         options = self._options
@@ -55,7 +59,9 @@ class EmulatedServer:
         if self.connector is not None:
             self.connector.attach(self.driver)
             self._linking = asyncio.create_task(self.connector.run(), name="emulated-link")
-        surface = Surface(self.driver, options.models, connector=self.connector)
+        if options.journal is not None:
+            self._journal = Journal(options.journal)
+        surface = Surface(self.driver, options.models, connector=self.connector, journal=self._journal)
         self._runner = web.AppRunner(surface.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await self._listen(self._runner)
@@ -81,5 +87,7 @@ class EmulatedServer:
                 await self._linking
         if self.connector is not None:
             self.connector.close()
+        if self._journal is not None:
+            self._journal.close()
         if self._options.uds is not None:
             self._options.uds.unlink(missing_ok=True)

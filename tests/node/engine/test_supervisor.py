@@ -215,6 +215,19 @@ async def test_a_hung_engine_is_started_again(tmp_path: Path) -> None:
         await watched.state(EngineState.READY)
 
 
+async def test_a_stopped_process_is_ended_and_started_again(tmp_path: Path) -> None:
+    config = life.LifecycleConfig(silent_after_s=0.1, hung_after_s=0.6, pause_first_s=0.01, stop_grace_s=0.3)
+    async with supervised(tmp_path, config=config) as watched:
+        await watched.state(EngineState.READY)
+        assert watched.supervisor.pid is not None
+        (engine,) = psutil.Process(watched.supervisor.pid).children()
+        engine.suspend()
+        await watched.until(lambda event: isinstance(event, EngineDown) and event.state is EngineState.SILENT)
+        await watched.until(lambda event: isinstance(event, EngineDown) and "the engine hung" in event.reason)
+        await watched.state(EngineState.READY)
+        assert not engine.is_running()
+
+
 async def test_an_engine_that_says_it_is_sick_takes_no_requests(tmp_path: Path) -> None:
     config = life.LifecycleConfig(silent_after_s=0.1, hung_after_s=600, stop_grace_s=0.3)
     async with supervised(tmp_path, config=config) as watched:

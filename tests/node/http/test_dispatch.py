@@ -445,7 +445,7 @@ async def test_a_draining_node_finishes_what_it_has_and_takes_nothing_new(nodes:
     await nodes.agree()
     gate = Gate()
     held = await fill(b, gate)
-    b.node.drain(True)
+    b.node.drain(60)
     await a.until(lambda: a.sees(["a"]))
     for entry in (a, b):
         answer = await ask(entry.port, "POST", CHAT, (), chat())
@@ -453,7 +453,7 @@ async def test_a_draining_node_finishes_what_it_has_and_takes_nothing_new(nodes:
     gate.open()
     assert (await held[0]).one("x-grapevine-target") == "b"
     b.fake.script = fake.answer_chat
-    b.node.drain(False)
+    await b.node.resume()
     await a.until(lambda: a.sees(["a", "b"]))
     forced = (("x-grapevine-force-target", "b"),)
     assert (await ask(a.port, "POST", CHAT, forced, chat())).status == 200
@@ -461,7 +461,7 @@ async def test_a_draining_node_finishes_what_it_has_and_takes_nothing_new(nodes:
 
 async def test_a_draining_node_refuses_a_peer_that_has_not_heard_of_it(nodes: Cluster) -> None:
     b = await nodes.add("b")
-    b.node.drain(True)
+    b.node.drain(60)
     plan = Plan(rid="r", model="m", entry="a", target="b", hops=1).header()
     answer = await ask(b.port, "POST", "/peer" + CHAT, ((PLAN_HEADER, plan),), chat())
     load = read_load(answer.one("x-grapevine-load"))

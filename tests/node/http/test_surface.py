@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,38 @@ async def test_ready_means_that_somebody_can_serve(nodes: Cluster) -> None:
     assert (await get(a.port, "/readyz")).status == 503
     await nodes.add("b")
     await a.until(lambda: a.sees(["b"]))
-    assert json.loads((await get(a.port, "/readyz")).body) == {"ready": True, "nodes": ["b"]}
+    told = json.loads((await get(a.port, "/readyz")).body)
+    assert told == {"ready": True, "leaving": False, "nodes": ["b"]}
+
+
+async def test_a_node_that_leaves_sends_balancers_away_before_it_refuses_anybody(nodes: Cluster) -> None:
+    a, b = await nodes.add("a", stop_grace_s=30), await nodes.add("b")
+    await nodes.agree()
+    assert (await get(a.port, "/readyz")).status == 200
+    stopping = asyncio.create_task(a.node.stop())
+    await a.draining.wait()
+    # Whoever asks has not been told yet: the node goes on serving, through its peer.
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert (answer.status, answer.one("x-grapevine-target")) == (200, "b")
+    told = await get(a.port, "/readyz")
+    assert told.status == 503 and json.loads(told.body) == {"ready": False, "leaving": True, "nodes": []}
+    await stopping
+    with pytest.raises(ConnectionError):
+        await get(a.port, "/readyz")
+    assert (await get(b.port, "/readyz")).status == 200
+
+
+async def test_a_second_request_to_stop_does_not_wait_for_what_runs(nodes: Cluster) -> None:
+    a = await nodes.add("a", stop_grace_s=3000)
+    a.fake.script = fake.stall
+    running = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.fake.until(lambda: a.fake.active == 1)
+    stopping = asyncio.create_task(a.node.stop())
+    await a.draining.wait()
+    a.node.hurry()
+    await stopping
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await running
 
 
 async def test_metrics_are_ours_and_then_the_engines(nodes: Cluster) -> None:
@@ -254,7 +286,7 @@ async def test_admin_wants_its_token(nodes: Cluster) -> None:
     assert (await ask(a.port, "POST", "/admin/drain")).status == 401
     assert (await ask(a.port, "POST", "/admin/drain", (bearer("wrong"),))).status == 403
     assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
-    assert (await ask(a.port, "POST", "/admin/drain", (bearer("secret"),))).status == 200
+    assert (await ask(a.port, "POST", "/admin/drain", (bearer("secret"),))).status == 202
     assert a.node.vector().draining
     assert (await ask(a.port, "POST", CHAT, (), chat())).status == 503
     assert (await ask(a.port, "POST", "/admin/undrain", (bearer("secret"),))).status == 200
@@ -283,6 +315,38 @@ async def test_admin_leave_asks_the_process_to_end(nodes: Cluster) -> None:
     a.node._on_leave = asked.set
     assert (await ask(a.port, "POST", "/admin/leave", (bearer("secret"),))).status == 202
     assert asked.is_set() and a.node.admission.draining
+    late = await ask(a.port, "POST", "/admin/undrain", (bearer("secret"),))
+    assert late.status == 409 and json.loads(late.body)["error"]["code"] == "leaving"
+
+
+@pytest.mark.parametrize("body", [b"x", b"[]", b'{"timeout_s": -1}', b'{"timeout_s": true}', b'{"timeout_s": 1e9}'])
+async def test_a_drain_with_a_deadline_that_makes_no_sense_is_refused(nodes: Cluster, body: bytes) -> None:
+    a = await nodes.add("a", admin_token="secret")
+    answer = await ask(a.port, "POST", "/admin/drain", (bearer("secret"),), body)
+    assert answer.status == 400 and json.loads(answer.body)["error"]["code"] == "bad_timeout"
+    assert not a.node.admission.draining
+
+
+async def test_a_drain_tells_how_it_goes(nodes: Cluster) -> None:
+    a = await nodes.add("a", admin_token="secret")
+    gate = Gate()
+    a.fake.script = fake.hold(gate)
+    running = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.fake.until(lambda: a.fake.active == 1)
+
+    async def told(method: str = "GET", body: bytes = b"") -> dict[str, Any]:
+        answer = await ask(a.port, method, "/admin/drain", (bearer("secret"),), body)
+        return dict(json.loads(answer.body))
+
+    assert (await told())["phase"] == "serving"
+    begun = await told("POST", b'{"timeout_s": 600}')
+    assert (begun["name"], begun["phase"], begun["running"], begun["leaving"]) == ("a", "draining", 1, False)
+    assert 590 < begun["left_s"] <= 600
+    assert (await told("POST", b'{"timeout_s": 0}'))["phase"] == "overdue"
+    gate.open()
+    assert (await running).status == 200
+    done = await told()
+    assert (done["phase"], done["running"], done["running_at_begin"]) == ("drained", 0, 1)
 
 
 # --- credentials

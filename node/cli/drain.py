@@ -1,0 +1,205 @@
+"""`grapevine drain`, `leave` and `join`: take a node out of service without anybody noticing, and back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from node.cli.ask import TIMEOUT_S, Refused, Unreachable, ask, ask_text, find_node
+from node.cli.pauses import Pauses, measured
+
+#: Seconds between two looks at how a drain goes.
+LOOK_EVERY_S = 0.3
+#: Seconds that a leaving node gets above its deadline before we stop looking.
+PATIENCE_S = 30.0
+
+
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of these commands, and the name of the node that is meant."""
+    for option in (
+        click.argument("name"),
+        click.option("--state-dir", type=click.Path(path_type=Path), envvar="GRAPEVINE_STATE_DIR", hidden=True),
+        click.option("--admin-token", envvar="GRAPEVINE_ADMIN_TOKEN", help="Admin token of that node."),
+        click.option(
+            "--node",
+            metavar="URL",
+            envvar="GRAPEVINE_NODE",
+            help="Any node, which is asked where NAME is.  [default: the first one that runs on this host]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of those that wait."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, once, at the end."),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0, 3600),
+            metavar="SECONDS",
+            help="How long to wait for what cannot be moved.  [default: the node's --stop-grace-s]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+class Named:
+    """A node found by name, and the others that can tell about it."""
+
+    def __init__(self, *, name: str, node: str | None, admin_token: str | None, state_dir: Path | None) -> None:
+        self.name = name
+        self._token = admin_token
+        self._asked = find_node(node, state_dir)
+        self.members = self._members(self._asked)
+        mine = self.members.get(name)
+        if mine is None or mine["state"] in ("dead", "left"):
+            up = sorted(other for other, member in self.members.items() if member["state"] in ("alive", "suspect"))
+            what = "is not a node of this cluster" if mine is None else f"is {mine['state']}"
+            raise click.ClickException(f"{name} {what}; running are {', '.join(up) or 'none'}")
+        if not mine["http"]:
+            raise click.ClickException(f"the HTTP address of {name} is not known yet: try again")
+        self.url = f"http://{mine['http']}"
+
+    def post(self, path: str, **body: float | list[str]) -> dict[str, Any]:
+        """Ask the node to do something."""
+        return dict(ask(self.url, path, json.dumps(body).encode(), self._token))
+
+    def status(self) -> dict[str, Any]:
+        """How its drain goes. Raises `Unreachable` when it has gone."""
+        return dict(ask(self.url, "/admin/drain", token=self._token))
+
+    def pauses(self, *, others: bool = False) -> Pauses:
+        """How long streams were held up by being moved, as all nodes (or all others) have counted so far."""
+        total = Pauses()
+        for name, member in self.members.items():
+            if others and name == self.name:
+                continue
+            if member["http"] and member["state"] == "alive":
+                try:
+                    total += measured(ask_text(f"http://{member['http']}", "/metrics"))
+                except (Refused, Unreachable):
+                    continue
+        return total
+
+    def state_elsewhere(self) -> str:
+        """What another node says of it; empty when there is no other, or it knows nothing of it any more."""
+        for name, member in self.members.items():
+            if name != self.name and member["http"] and member["state"] == "alive":
+                try:
+                    told = self._members(f"http://{member['http']}").get(self.name)
+                    return str(told["state"]) if told else ""
+                except (Refused, Unreachable):
+                    continue
+        return ""
+
+    @staticmethod
+    def _members(url: str) -> dict[str, dict[str, Any]]:
+        return {member["name"]: member for member in ask(url, "/gossip/members")["members"]}
+
+
+@click.command()
+@node_options
+@waiting_options
+def drain(timeout: float | None, as_json: bool, **which: Any) -> None:
+    """Let the node NAME take no new work, and hand what it runs to its peers.
+
+    Streams move to peers; what cannot move is waited for. Then the node is idle, and stays a member: it still gives KV
+    blocks to peers, and its own clients are served through it. `grapevine join NAME` undoes it.
+    """
+    meant = Named(**which)
+    name, before = meant.name, meant.pauses()
+    status = meant.post("/admin/drain", **_body(timeout))
+    while status["phase"] == "draining":
+        _progress(status, as_json)
+        time.sleep(LOOK_EVERY_S)
+        status = meant.status()
+    _clear(as_json)
+    moved = meant.pauses() - before
+    if as_json:
+        click.echo(json.dumps({**status, **moved.as_dict()}))
+    elif status["phase"] == "drained":
+        click.echo(f"{name} is drained after {status['since_s']:.1f} s; {moved}")
+    if status["phase"] == "serving":
+        raise Refused(f"somebody let {name} take work again")
+    if status["phase"] == "overdue":
+        raise Refused(
+            f"{name} still runs {status['running']} requests that could not move; it takes nothing new. Wait and drain "
+            f"it again, or undo it: `grapevine join {name}`"
+        )
+
+
+@click.command()
+@node_options
+@waiting_options
+def leave(timeout: float | None, as_json: bool, **which: Any) -> None:
+    """Drain the node NAME, let it leave the cluster, and end its process.
+
+    The same as SIGTERM on its host. Its clients' answers are finished first, up to the deadline. `grapevine start`
+    under the same name joins again.
+    """
+    meant = Named(**which)
+    name, before, began = meant.name, meant.pauses(others=True), time.monotonic()
+    status = meant.post("/admin/leave", **_body(timeout))
+    until = began + status["left_s"] + PATIENCE_S + TIMEOUT_S
+    while time.monotonic() < until:
+        _progress(status, as_json)
+        time.sleep(LOOK_EVERY_S)
+        try:
+            status = meant.status()
+        except Unreachable:
+            break
+    else:
+        raise Refused(f"{name} still answers; look at its log")
+    _clear(as_json)
+    moved, state = meant.pauses(others=True) - before, meant.state_elsewhere()
+    seconds = time.monotonic() - began
+    if as_json:
+        told = {"name": name, "state": state or "unknown", "seconds": round(seconds, 1), **moved.as_dict()}
+        click.echo(json.dumps(told))
+    else:
+        click.echo(f"{name} has left after {seconds:.1f} s; {moved}")
+
+
+@click.command()
+@node_options
+@click.option("--address", "addresses", metavar="HOST:PORT", multiple=True, help="Gossip address to dial as well.")
+def join(addresses: tuple[str, ...], **which: Any) -> None:
+    """Let the drained node NAME take work again. With --address it also dials another cluster's node.
+
+    A node that has left is started again instead: `grapevine start` under the same name.
+    """
+    meant = Named(**which)
+    if addresses:
+        meant.post("/admin/join", addresses=list(addresses))
+    meant.post("/admin/undrain")
+    click.echo(f"{meant.name} takes work")
+
+
+def _body(timeout: float | None) -> dict[str, float]:
+    return {} if timeout is None else {"timeout_s": timeout}
+
+
+def _progress(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        return
+    left = f", {status['left_s']:.0f} s left" if status["left_s"] else ""
+    told = f"{status['name']}: {status['phase']}, {status['running']} run here, {status['movable']} can move{left}"
+    click.echo(f"\r\033[K{told}" if _terminal() else told, nl=not _terminal(), err=True)
+
+
+def _clear(as_json: bool) -> None:
+    if not as_json and _terminal():
+        click.echo("\r\033[K", nl=False, err=True)
+
+
+def _terminal() -> bool:
+    return sys.stderr.isatty()

@@ -1,0 +1,81 @@
+"""Command line of `scripts/chaos`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from chaos_run import network
+from chaos_run.cluster import NotReady, names
+from chaos_run.plan import PlanConfig, What, make_plan
+from chaos_run.run import RATE_PER_NODE, emulated
+
+MOST_NODES = 20
+
+
+def main() -> int:
+    """Run; 0 only when nothing was lost, doubled, wrong or leaked."""
+    options = _options()
+    why_not = "" if os.environ.get(network.INSIDE) else network.enter(["-m", "chaos_run", *sys.argv[1:]])
+    world = network.make(options.nodes, why_not)
+    if world.no_cuts:
+        _say(f"links cannot be cut here: {world.no_cuts}")
+    leave_out = {What.CUT_LINK, What.CUT_NODE} if world.no_cuts else set()
+    leave_out |= {what for what in What if what.value in options.without}
+    seconds = options.minutes * 60
+    plan = make_plan(names(options.nodes, world), seconds, options.seed, PlanConfig(every_s=options.every), leave_out)
+    folder = Path(tempfile.mkdtemp(prefix="gvchaos-", dir=options.folder))
+    try:
+        report = asyncio.run(
+            emulated(
+                plan, size=options.nodes, seconds=seconds, seed=options.seed, rate=options.rate, folder=folder,
+                network=world, say=_say,
+            )
+        )  # fmt: skip
+    except NotReady as error:
+        _say(str(error))
+        return 1
+    for line in report.faults():
+        _say(line)
+    if report.good and not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        _say(f"logs and journals are in {folder}")
+    if options.json:
+        print(json.dumps(report.figures))
+    else:
+        for name, value in report.figures.items():
+            print(f"{name:22} {value}")
+    return 0 if report.good else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser.add_argument("--engines", choices=("emulated",), default="emulated")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--every", type=float, default=PlanConfig().every_s, help="mean seconds between two strikes")
+    parser.add_argument("--rate", type=float, default=RATE_PER_NODE, help="requests a second for each node")
+    parser.add_argument("--without", nargs="*", default=[], choices=[what.value for what in What])
+    parser.add_argument("--folder", type=Path, help="where logs and journals go; a short path")
+    parser.add_argument("--keep", action="store_true", help="keep logs and journals of a good run too")
+    options = parser.parse_args()
+    if not 3 <= options.nodes <= MOST_NODES:
+        parser.error(f"--nodes: use 3 to {MOST_NODES}")
+    return options
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
