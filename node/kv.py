@@ -170,7 +170,7 @@ class KvSide:
         return result.blocks
 
     def _pull_deadline(self, plan: Plan) -> float:
-        recompute_s = plan.prompt_tokens / self._meter.prefill_tps
+        recompute_s = self._meter.prefill.ms(0, plan.prompt_tokens) / 1000
         return min(max(recompute_s, PULL_MIN_S), PULL_MAX_S)
 
     def _note_pull(self, source: str, result: PullResult) -> None:

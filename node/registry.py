@@ -144,8 +144,8 @@ class Registry:
         if plan.target == self.name:
             return lambda whole: None
         key = f"{plan.rid}#{next(self._sends)}"
-        uncached = max(0, plan.prompt_tokens - plan.matched_tokens)
-        self.roster.sends.sent(key, plan.target, uncached, self._clock())
+        cost = plan.cost
+        self.roster.sends.sent(key, plan.target, cost.prefill_ms if cost is not None else 0.0, self._clock())
         return lambda whole: self.roster.sends.ended(key)
 
     def busy(self, target: str, load: LoadVector | None) -> None:

@@ -45,6 +45,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             deadlines=node.deadlines,
             bodies=bodies,
             vector=node.reporter.vector,
+            queued_ms=lambda: node.meter.queued_ms(clock()),
             clock=clock,
         ),
         state=StateRoutes(

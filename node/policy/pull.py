@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from kvmigrate import planner
 from kvmigrate.planner import MARGIN, PRIOR_LOOKUP_S, PRIOR_MEMORY_BYTES_S, PRIOR_NET_BYTES_S
 
+#: Round trip from which two nodes are not taken for neighbours, in milliseconds.
+FAR_MS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class PullModel:
@@ -30,6 +33,10 @@ class PullModel:
     memory: float = PRIOR_MEMORY_BYTES_S
     #: Share of the recompute time that a pull must stay below.
     margin: float = MARGIN
+
+    def guess(self, typical: float, rtt_ms: float) -> float:
+        """Bytes per second between two nodes that never pulled: what is usual here, but no wonders over a long way."""
+        return typical if typical and rtt_ms < FAR_MS else min(typical or self.default_net, self.default_net)
 
     def pull_ms(self, tokens: int, token_bytes: int, rtt_ms: float, net: float) -> float:
         """Milliseconds to fetch `tokens`; `net` bytes per second, 0 = never measured."""
