@@ -83,24 +83,27 @@ class PrefillTime(NamedTuple):
     @property
     def measured(self) -> bool:
         """Whether anything is known."""
-        return self.fixed_ms + self.token_ms + self.pair_ms > 0
+        return self != UNMEASURED
 
     def ms(self, cached: float, missing: float) -> float:
         """Milliseconds to compute `missing` tokens behind `cached` ones."""
         if missing <= 0:
             return 0.0
-        return self.fixed_ms + missing * (self.token_ms + self.pair_ms * (cached + missing / 2))
+        fixed, token, pair = self
+        return fixed + missing * (token + pair * (cached + missing / 2))
 
     def ms_of(self, work: Work) -> float:
         """Milliseconds to compute several prompts one after the other."""
         return self.fixed_ms * work.prompts + self.token_ms * work.tokens + self.pair_ms * work.pairs
 
     def towards(self, other: PrefillTime, share: float) -> PrefillTime:
-        """This one, `share` of the way towards another."""
+        """This one, `share` of the way towards another. Every decision does this several times: written out."""
+        fixed, token, pair = self
+        other_fixed, other_token, other_pair = other
         return PrefillTime(
-            self.fixed_ms + share * (other.fixed_ms - self.fixed_ms),
-            self.token_ms + share * (other.token_ms - self.token_ms),
-            self.pair_ms + share * (other.pair_ms - self.pair_ms),
+            fixed + share * (other_fixed - fixed),
+            token + share * (other_token - token),
+            pair + share * (other_pair - pair),
         )
 
     def tokens_per_s(self, tokens: int = TYPICAL_TOKENS) -> float:

@@ -125,15 +125,10 @@ def typical_of(candidates: Iterable[Candidate]) -> Typical:
     """Means over `candidates`; rates and latencies over those that have measured them, by how well they have."""
     loads = [candidate.load for candidate in candidates]
     count = max(1, len(loads))
-    measured = [load for load in loads if load.prefill.measured]
     return Typical(
         active=sum(load.running + load.waiting for load in loads) / count,
         queued_ms=sum(load.queued_ms for load in loads) / count,
-        prefill=PrefillTime(
-            _mean([(load.prefill.fixed_ms, load.samples) for load in measured]),
-            _mean([(load.prefill.token_ms, load.samples) for load in measured]),
-            _mean([(load.prefill.pair_ms, load.samples) for load in measured]),
-        ),
+        prefill=_usual([(load.prefill, load.samples) for load in loads if load.prefill.measured]),
         itl_ms=_mean([(gap_ms(load), load.samples) for load in loads if gap_ms(load) > 0]),
         e2e_ms=_mean([(load.e2e_p50_ms, load.samples) for load in loads if load.e2e_p50_ms > 0]),
         net=_mean([(rate, 1.0) for load in loads for rate in load.rates.values() if rate > 0]),
@@ -143,6 +138,12 @@ def typical_of(candidates: Iterable[Candidate]) -> Typical:
 def gap_ms(load: LoadVector) -> float:
     """Milliseconds between two tokens of a stream; 0 = not measured."""
     return load.itl_p50_ms or (1000 / load.decode_tps if load.decode_tps > 0 else 0.0)
+
+
+def _usual(times: list[tuple[PrefillTime, float]]) -> PrefillTime:
+    if not sum(samples for _, samples in times):
+        return UNMEASURED
+    return PrefillTime(*(_mean([(time[term], samples) for time, samples in times]) for term in range(3)))
 
 
 def _mean(values: list[tuple[float, float]]) -> float:

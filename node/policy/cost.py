@@ -33,16 +33,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from node.load import LoadVector
 from node.models import ModelInfo
 from node.policy.base import CandidateCost, Choice, Question
+from node.policy.explore import explored
 from node.policy.pull import PullModel
-from node.prefill import PRIOR, PrefillTime
-from node.view import Candidate, Typical, Unseen, gap_ms
+from node.policy.times import times_of
+from node.prefill import PrefillTime
+from node.view import Candidate, Unseen
 
-#: Used where neither the candidate nor its peers have measured anything.
-PRIOR_GAP_MS = 25.0
-PRIOR_REQUEST_MS = 1000.0
+#: Requests computed at once by an engine that does not tell.
 PRIOR_SLOTS = 256
 
 
@@ -97,7 +96,14 @@ class Cost:
         }
         chosen = self._pick([costs[candidate.name] for candidate in contenders], contenders, rng)
         ranked = tuple(sorted(costs.values(), key=_total_ms))
-        return Choice(chosen, _reason(chosen, len(everyone)), ranked, self._patience_ms(chosen, ranked))
+        patience_ms = self._patience_ms(chosen, ranked)
+        if holders and chosen.source is None and question.commit and rng.random() < self.pull.explore_share:
+            tried = explored(chosen, question, holders, self.pull, few=self.config.few_samples)
+            if tried is not None:
+                ranked = tuple(tried if cost is chosen else cost for cost in ranked)
+                reason = f"try {tried.source_chunks} chunks from {tried.source}"
+                return Choice(tried, reason, ranked, patience_ms)
+        return Choice(chosen, _reason(chosen, len(everyone)), ranked, patience_ms)
 
     def cost_of(self, candidate: Candidate, question: Question, now: float) -> CandidateCost:
         """The terms of one candidate."""
@@ -157,7 +163,7 @@ class Cost:
 
     def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
         load, typical, config = candidate.load, question.typical, self.config
-        prefill, gap_ms, request_ms = _times(load, typical, config.few_samples)
+        prefill, gap_ms, request_ms = times_of(load, typical, config.few_samples)
         name = candidate.name
         age_s = max(0.0, now - candidate.as_of)
         trust = 1.0 if candidate.is_self else 0.5 ** (age_s / config.half_life_s)
@@ -257,26 +263,6 @@ def _certain(everyone: tuple[Candidate, ...], matched: Mapping[str, int]) -> lis
         return [first] if first.is_self else [candidate for candidate in everyone if candidate.is_self]
     holders = {name for name, tokens in matched.items() if tokens}
     return [candidate for candidate in everyone if candidate.name in holders or candidate.is_self]
-
-
-def _times(load: LoadVector, typical: Typical, few: float) -> tuple[PrefillTime, float, float]:
-    """Of a prompt, a gap, a whole request in ms: its own mixed with those typical for the model, or priors."""
-    share = few / (load.samples + few)
-    prefill, usual = load.prefill, typical.prefill
-    if not prefill.measured:
-        prefill = usual if usual.measured else PRIOR
-    elif usual.measured:
-        prefill = prefill.towards(usual, share)
-    return (
-        prefill,
-        _mixed(gap_ms(load), typical.itl_ms, share) or PRIOR_GAP_MS,
-        _mixed(load.e2e_p50_ms, typical.e2e_ms, share) or PRIOR_REQUEST_MS,
-    )
-
-
-def _mixed(own: float, usual: float, share: float) -> float:
-    """`own`, `share` of the way towards what is usual; what is 0 is not known."""
-    return own + share * (usual - own) if own and usual else own or usual
 
 
 def _reason(cost: CandidateCost, candidates: int) -> str:

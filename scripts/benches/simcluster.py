@@ -57,8 +57,8 @@ class World:
 
     @property
     def pull(self) -> PullModel:
-        """The pull formula with this world's network as learnt."""
-        return PullModel(default_net=self.net_bytes_s, memory=self.memory_bytes_s)
+        """The pull formula with this world's memory; how fast the network is has to be found out."""
+        return PullModel(memory=self.memory_bytes_s)
 
 
 class Placing(Protocol):
@@ -164,11 +164,14 @@ class SimCluster:
         """Seconds until the blocks are there; they are put into the target's cache when the request begins."""
         keys = request.arrival.blocks
         have = node.engine.cache.match(keys, len(keys))
-        held = source.engine.cache.match(keys, len(keys))
+        held = source.engine.cache.match(keys, min(len(keys), request.pull_limit))
         size = max(0, held - have) * BLOCK_TOKENS * self.world.engine.kv_token_bytes
         model = self.world.pull
         begin = max(self.now + model.lookup_ms / 1000, source.link_free)
         source.link_free = begin + size / self.world.net_bytes_s
+        node.rates.pulled(
+            source.name, size, model.lookup_ms / 1000 + size / self.world.net_bytes_s, model.lookup_ms / 1000
+        )
         request.pulled, request.pull_to = max(0, held - have) * BLOCK_TOKENS, held
         return source.link_free - self.now + self.world.rtt_s + size / self.world.memory_bytes_s
 
@@ -254,6 +257,8 @@ class Grapevine:
         if target is not entry:
             entry.sends.sent(request.rid, target.name, plan.cost.prefill_ms, now)
             entry.synced.setdefault(target.name, -1.0)
+        if plan.source is not None:
+            request.pull_limit = plan.chunks
         return target.number, None if plan.source is None else int(plan.source[1:])
 
 

@@ -12,6 +12,7 @@ from node.chunks import CHUNK_BYTES, MAX_CHUNKS, chunk_hashes
 from node.eligible import eligible, sources
 from node.policy import Choice, Question
 from node.policy.cost import Cost, CostConfig
+from node.policy.pull import PullModel
 from node.view import Candidate, ClusterView, NodeState, Unseen, typical_of
 from tests.node.routing.building import MODEL, NOW, PRINT, info, node, request
 from tests.node.routing.plain.cost import PlainCost
@@ -99,7 +100,7 @@ def test_the_fast_and_the_plain_decision_are_the_same(seed: int) -> None:
     if not found:
         return
     put = question(view, found, rng)
-    fast = Cost().choose(put, NOW, random.Random(seed))
+    fast = Cost(pull=PullModel(explore_share=0.0)).choose(put, NOW, random.Random(seed))
     plain = PlainCost().choose(put, NOW, random.Random(seed))
     assert told(fast) == told(plain)
 

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from node.policy.base import CandidateCost, Choice, Question
 from node.policy.cost import CostConfig
 from node.policy.pull import PullModel
+from node.policy.times import PRIOR_GAP_MS, PRIOR_REQUEST_MS
 from node.prefill import PRIOR, PrefillTime
 from node.view import Candidate, Unseen
 
 #: Used where neither the candidate nor its peers have measured anything.
-PRIOR_GAP_MS = 25.0
-PRIOR_REQUEST_MS = 1000.0
 PRIOR_SLOTS = 256
 
 
