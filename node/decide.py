@@ -5,8 +5,10 @@ Promises
 2. A refusal says which of these is missing, for which nodes.
 3. The same view, request, time and random generator give the same answer.
 
-The receiver of a plan decides on its live state whether it admits. When it refuses, the entry puts it on the
-visited list, takes its fresh load vector into the view, and asks again.
+The receiver of a plan decides on its live state whether it admits. When it is full, the entry puts it on the
+visited list, takes its fresh load vector into the view, and asks again. A plan also says up to which queue its target
+is the better choice (`Plan.patience_ms`): one that has a longer queue by now says so, and is then weighed anew like
+everybody else. So the second choice rests on live state where it matters, and costs a round trip only then.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 
 from node.eligible import eligible, live_models, no_model, refuse, sources, status
 from node.oversize import too_large
-from node.plan import MAX_HOPS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
+from node.plan import MAX_HOPS, MAX_PATIENCE_MS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
 from node.view import Candidate, ClusterView, Typical, typical_of
@@ -24,6 +26,9 @@ from node.view import Candidate, ClusterView, Typical, typical_of
 #: Output tokens expected where the client set no limit, and the most that one request is weighed with.
 TYPICAL_OUTPUT_TOKENS = 128
 MAX_OUTPUT_TOKENS = 512
+
+#: Targets that may say that their queue is longer than was known; the next one takes the request whatever it has.
+MAX_ASKED = 2
 
 
 def decide(
@@ -112,6 +117,7 @@ def _question(
         matched_chunks=view.matched,
         unseen=view.unseen,
         typical=_typical(view, model),
+        refused=len(options.visited),
         forbid_pull=options.no_pull,
         force_source=options.force_source,
         every=every,
@@ -162,5 +168,12 @@ def _plan(
         hops=min(MAX_HOPS, options.hops + (cost.name != entry)),
         visited=options.visited[-MAX_VISITED:],
         deadline_s=options.deadline_s,
+        patience_ms=_patience_ms(choice, entry, options),
         costs=choice.costs,
     )
+
+
+def _patience_ms(choice: Choice, entry: str, options: RouteOptions) -> float:
+    if choice.target == entry or options.force_target is not None or options.asked >= MAX_ASKED:
+        return 0.0
+    return min(MAX_PATIENCE_MS, float(round(choice.patience_ms)))

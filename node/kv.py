@@ -169,7 +169,7 @@ class KvSide:
             return 0
         sources = list(named.values())
         chunks = call.parsed.chunks[: max(source.chunks for source in sources)]
-        result = await self.puller.pull(sources, chunks, pull_deadline(plan, self._meter.prefill_tps))
+        result = await self.puller.pull(sources, chunks, pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens)))
         self._pulls.note({source.address: name for name, source in named.items()}, result)
         if result.blocks:
             await self.link.flush()

@@ -68,6 +68,6 @@ class Pulls:
             self._metrics.pulled_way(part.way, part.bytes)
 
 
-def pull_deadline(plan: Plan, prefill_tps: float) -> float:
+def pull_deadline(recompute_ms: float) -> float:
     """Seconds that a pull may take: as long as computing the same tokens would, within bounds."""
-    return min(max(plan.prompt_tokens / prefill_tps, PULL_MIN_S), PULL_MAX_S)
+    return min(max(recompute_ms / 1000.0, PULL_MIN_S), PULL_MAX_S)

@@ -147,8 +147,8 @@ class Registry:
             return lambda whole: None
         trial = self.circuits.sent(plan.target, self._clock())
         key = f"{plan.rid}#{next(self._sends)}"
-        uncached = max(0, plan.prompt_tokens - plan.matched_tokens)
-        self.roster.sends.sent(key, plan.target, uncached, self._clock())
+        cost = plan.cost
+        self.roster.sends.sent(key, plan.target, cost.prefill_ms if cost is not None else 0.0, self._clock())
 
         def ended(whole: bool) -> None:
             self.roster.sends.ended(key)

@@ -46,6 +46,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             bodies=bodies,
             handovers=node.handovers,
             vector=node.reporter.vector,
+            queued_ms=lambda: node.meter.queued_ms(clock()),
             clock=clock,
         ),
         state=StateRoutes(

@@ -42,6 +42,7 @@ class Attempts:
         self.must_wait = False
         self.was_busy = False
         self._bounces = 0
+        self._asked = 0
         self._busy: list[str] = []
         self._broken = 0
         self._failures: dict[str, str] = {}
@@ -63,7 +64,10 @@ class Attempts:
         visited = dict.fromkeys((*self._failures, *full, *self._busy, *gone))
         left = self.time_left(now)
         return replace(
-            self.call.options, visited=tuple(visited), deadline_s=0.0 if left is None else max(left, LEAST_S)
+            self.call.options,
+            visited=tuple(visited),
+            asked=self._asked,
+            deadline_s=0.0 if left is None else max(left, LEAST_S),
         )
 
     def time_left(self, now: float) -> float | None:
@@ -81,6 +85,10 @@ class Attempts:
         self._busy.append(target)
         self._bounces += 1
         self.must_wait = self._bounces > MAX_BOUNCES
+
+    def longer(self) -> None:
+        """A target has a longer queue than was known: it stays a candidate, with the load that it told."""
+        self._asked += 1
 
     def fail(self, target: str, why: str, *, reached: bool) -> None:
         """A target could not begin. ``reached``: it had the request."""
@@ -119,7 +127,7 @@ class Attempts:
     def again(self) -> None:
         """It is our turn again: those that were full may have a place now."""
         self._busy.clear()
-        self._bounces = 0
+        self._bounces = self._asked = 0
         self.must_wait = False
 
     def leave(self, notes: Notes, now: float, *, served: bool = False) -> None:

@@ -192,9 +192,12 @@ class Dispatcher:
 
     def _learn(self, attempt: Attempts, outcome: Busy | Failed) -> None:
         if isinstance(outcome, Busy):
-            self._notes.retried("busy")
+            self._notes.retried("longer" if outcome.longer else "busy")
             self._cluster.busy(outcome.target, outcome.load)
-            attempt.bounce(outcome.target)
+            if outcome.longer:
+                attempt.longer()
+            else:
+                attempt.bounce(outcome.target)
             return
         self._notes.retried("failed" if outcome.reached else "refused")
         if not outcome.innocent:
@@ -373,7 +376,5 @@ def _is_full(view: ClusterView, plan: Plan) -> bool:
 
 
 def _begins_after_ms(plan: Plan) -> float:
-    for cost in plan.costs:
-        if cost.name == plan.target:
-            return cost.hop_ms + cost.queue_ms + cost.pull_ms + cost.prefill_ms + cost.barrier_ms
-    return 0.0
+    cost = plan.cost
+    return 0.0 if cost is None else cost.hop_ms + cost.queue_ms + cost.pull_ms + cost.prefill_ms + cost.barrier_ms

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from node import load as load_vector
 from node.errors import RemoteError
 from node.load import LoadVector
-from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, REFUSED_HEADER, PeerClient
+from node.peers import BUSY_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
 from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
@@ -119,9 +119,7 @@ class PeerRunner:
                 if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
                     await _read_refusal(upstream, self._deadlines.exchange_s)
                     return refusal
-                first = await first_part(
-                    upstream, method=call.method, deadline_s=most, idle_s=self._deadlines.idle_s
-                )
+                first = await first_part(upstream, method=call.method, deadline_s=most, idle_s=self._deadlines.idle_s)
         return _opened(plan, upstream, first, ours, leg)
 
 
@@ -154,7 +152,7 @@ def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, 
 
 def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | None:
     if BUSY_HEADER in ours and status == 429:
-        return Busy(target, read_load(ours.get(LOAD_HEADER)))
+        return Busy(target, read_load(ours.get(LOAD_HEADER)), longer=ours[BUSY_HEADER] == LONGER)
     if REFUSED_HEADER in ours:
         return Failed(target, ours[REFUSED_HEADER][:200], reached=True, innocent=status in _OF_THE_REQUEST)
     return None

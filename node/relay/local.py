@@ -193,8 +193,7 @@ class LocalRunner:
 
     def _prefill_ms(self, plan: Plan) -> float:
         """Milliseconds until the prompt is computed behind everything that is queued, as we know it here."""
-        tokens = self._meter.queued_tokens(self._clock()) + plan.prompt_tokens
-        return tokens / self._meter.prefill_tps * 1000.0
+        return self._meter.queued_ms(self._clock()) + self._meter.prefill.ms(0, plan.prompt_tokens)
 
     def _request(self, work: _Work) -> UpstreamRequest:
         call = work.call

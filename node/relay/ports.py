@@ -71,7 +71,7 @@ class Notes(Protocol):
         ...
 
     def retried(self, why: str) -> None:
-        """An attempt ended without an answer: ``busy``, ``refused`` or ``failed``."""
+        """An attempt ended without an answer: ``busy``, ``longer``, ``refused`` or ``failed``."""
         ...
 
     def waited(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ Rules for the own engine (`judge_engine`)
 3. The engine's processes are stopped: it hangs, and the least patience is enough. (That they use no processor time says
    nothing: they may wait for a long step of a device.)
 4. They work, or nobody can see it: as long as prompts are owed, the time that these should take, `PREFILL_FACTOR`
-   times, and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
+   times, and where they are seen to work at least `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
    This holds only between tokens. Before the first one the engine may rightly be silent for as long as others run.
 
 Rules for a peer (`judge_peer`): its node says that it lives each second of silence. Without a word for `NODE_S` it is
