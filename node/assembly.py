@@ -27,17 +27,22 @@ from node.admission import Admission, WaitingRoom
 from node.digest import PrefixDigest
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
+from node.flows import Flows, WatchedRunner
 from node.http.auth import PeerSigner
-from node.http.server import HttpServer
+from node.http.server import HttpServer, Routes
 from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
 from node.load import LoadVector
 from node.meta import NodeMeta
 from node.meter import LoadMeter
 from node.metrics import Metrics
+from node.notes import Everybody
 from node.peers import PeerClient
+from node.plan import Plan
 from node.policy import make_policy
+from node.recent import RecentRequests
 from node.registry import Registry
+from node.relay.call import Call
 from node.relay.deadlines import Deadlines
 from node.relay.dispatch import Dispatcher
 from node.relay.downs import Downs
@@ -108,8 +113,11 @@ class Node:
         self._stopping = False
         self._hurried = asyncio.Event()
         self._http: HttpServer | None = None
+        self._routes: Routes | None = None
 
         self.metrics = Metrics(clock)
+        self.recent = RecentRequests(clock, show_ids=not settings.api_key)
+        self.flows = Flows()
         self.meter = LoadMeter(slots=settings.max_running)
         self.room = WaitingRoom(settings.max_queue)
         self.admission = Admission(settings.max_running, self.room)
@@ -123,6 +131,8 @@ class Node:
         self.engine = engine(settings, self.reporter.on_engine)
         self.client = PeerClient(settings.name, self.signer, self.deadlines)
         self.local = self._make_local()
+        #: Runs what peers forward to us.
+        self.guests = WatchedRunner(self.local, lambda call, plan, blocks: self.flows.opened(plan, blocks))
         self.dispatcher = self._make_dispatcher()
         self.gossip: GossipAgent
 
@@ -144,6 +154,8 @@ class Node:
         try:
             if self._http is not None:
                 self.drain(True)
+                if self._routes is not None:
+                    self._routes.page.hub.close()
                 await self._http.stop_accepting()
                 await self._finish(self._http)
                 await self.gossip.leave()
@@ -169,7 +181,8 @@ class Node:
         await self.client.start()
         stack.push_async_callback(self.client.close)
         await self._start_gossip()
-        self._http = HttpServer(make_routes(self, self._clock).router())
+        self._routes = make_routes(self, self._clock)
+        self._http = HttpServer(self._routes.router())
         stack.push_async_callback(self.engine.stop)
         stack.push_async_callback(self._http.close)
         await self._http.start(listener)
@@ -245,6 +258,10 @@ class Node:
     def _boot_file(self) -> Path:
         return self.settings.node_dir / "boot"
 
+    def _opened(self, call: Call, plan: Plan, blocks: int) -> None:
+        self.flows.opened(plan, blocks)
+        self.recent.pulled(call.rid, blocks)
+
     def _make_registry(self) -> Registry:
         registry = Registry(
             self.settings.name,
@@ -284,16 +301,17 @@ class Node:
         )
 
     def _make_dispatcher(self) -> Dispatcher:
+        peers = PeerRunner(self.client, self.deadlines, self.downs, address_of=self.registry.address)
         return Dispatcher(
             self.settings.name,
             cluster=self.registry,
             policy=make_policy(self.settings.policy),
-            local=self.local,
-            peers=PeerRunner(self.client, self.deadlines, self.downs, address_of=self.registry.address),
+            local=WatchedRunner(self.local, self._opened),
+            peers=WatchedRunner(peers, self._opened),
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
-            notes=self.metrics,
+            notes=Everybody(self.metrics, self.recent),
             rng=self._rng,
             clock=self._clock,
         )

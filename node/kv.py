@@ -317,6 +317,7 @@ class KvSide:
             "why": status.why,
             "connected": self._scheduler,
             "digest_size": len(self._digest),
+            "block_tokens": self.hello.block_size if self.hello is not None else 0,
             "pool": {name: getattr(stats, name) for name in stats.__slots__},
             "served": {name: getattr(served, name) for name in served.__slots__},
             "pulls": {name: getattr(pulled, name) for name in pulled.__slots__},
