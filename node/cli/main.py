@@ -14,6 +14,7 @@ COMMANDS = {
     "members": ("node.cli.inspect", "List the nodes of the cluster."),
     "top": ("node.cli.top", "Watch the cluster live in a terminal."),
     "explain": ("node.cli.inspect", "Show where a prompt would go and why; runs nothing."),
+    "plan": ("node.cli.plan", "Which stage of scaling a model and a load need, and how many GPUs."),
     "models": ("node.cli.models", "List the models of the cluster with the nodes that serve them."),
     "doctor": ("node.cli.doctor", "Examine this host and the cluster; each finding with its mend."),
     "keys": ("node.cli.keys", "Show and rotate the cluster keys of running nodes."),

@@ -43,7 +43,7 @@ def gather(state: Mapping[str, Any] | None, http_port: int, *, mdns: bool = True
         found = pool.submit(_mdns) if mdns else None
         peers = tuple(pool.map(_peer, members[:MAX_PEERS]))
         names, mdns_error = found.result() if found else (None, "")
-    gpus, links, gpu_error = _gpus()
+    gpus, links, gpu_error = find_gpus()
     shm = _statvfs(str(dirs.SHARED_MEMORY))
     return Facts(
         state=state,
@@ -145,7 +145,8 @@ def _statvfs(path: str) -> tuple[int, int] | None:
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], Mapping[tuple[int, int], str], str]:
+def find_gpus() -> tuple[tuple[Gpu, ...], Mapping[tuple[int, int], str], str]:
+    """The GPUs of this host, their links, and why nvidia-smi told nothing (empty where there is none)."""
     if shutil.which("nvidia-smi") is None:
         return (), {}, ""
     query = "--query-gpu=index,name,memory.total,driver_version"
