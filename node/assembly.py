@@ -29,18 +29,23 @@ from node.digest import PrefixDigest
 from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
+from node.flows import Flows, WatchedPeers, WatchedRunner
 from node.http.auth import PeerSigner
 from node.http.readiness import Readiness
-from node.http.server import HttpServer
+from node.http.server import HttpServer, Routes
 from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
 from node.load import LoadVector
 from node.meta import NodeMeta
 from node.meter import LoadMeter
 from node.metrics import Metrics
+from node.notes import Everybody
 from node.peers import PeerClient
+from node.plan import Plan
 from node.policy import make_policy
+from node.recent import RecentRequests
 from node.registry import Registry
+from node.relay.call import Call
 from node.relay.deadlines import Deadlines
 from node.relay.dispatch import Dispatcher
 from node.relay.downs import Downs
@@ -114,8 +119,11 @@ class Node:
         self._hurried = asyncio.Event()
         self._grace_s = settings.stop_grace_s
         self._http: HttpServer | None = None
+        self._routes: Routes | None = None
 
         self.metrics = Metrics(clock)
+        self.recent = RecentRequests(clock, show_ids=not settings.api_key)
+        self.flows = Flows()
         self.meter = LoadMeter(slots=settings.max_running)
         self.room = WaitingRoom(settings.max_queue, clock)
         self.admission = Admission(settings.max_running, self.room)
@@ -131,6 +139,8 @@ class Node:
         self.client = PeerClient(settings.name, self.signer, self.deadlines)
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
+        #: Runs what peers forward to us.
+        self.guests = WatchedRunner(self.local, lambda call, plan, blocks: self.flows.opened(plan, blocks))
         self.dispatcher = self._make_dispatcher()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
@@ -177,7 +187,8 @@ class Node:
         await self.client.start()
         stack.push_async_callback(self.client.close)
         await self._start_gossip()
-        self._http = HttpServer(make_routes(self, self._clock).router())
+        self._routes = make_routes(self, self._clock)
+        self._http = HttpServer(self._routes.router())
         stack.push_async_callback(self.drainer.close)
         stack.push_async_callback(self.engine.stop)
         stack.push_async_callback(self._http.close)
@@ -225,6 +236,8 @@ class Node:
         self.readiness.leave()
         self.drainer.begin(self._grace_s)
         await asyncio.gather(self.drainer.over(), self.readiness.told(self._grace_s / 2))
+        if self._routes is not None:
+            self._routes.page.hub.close()
         await http.stop_accepting()
         await http.idle()
 
@@ -270,6 +283,10 @@ class Node:
     def _boot_file(self) -> Path:
         return self.settings.node_dir / "boot"
 
+    def _opened(self, call: Call, plan: Plan, blocks: int) -> None:
+        self.flows.opened(plan, blocks)
+        self.recent.pulled(call.rid, blocks)
+
     def _make_registry(self) -> Registry:
         registry = Registry(
             self.settings.name,
@@ -311,24 +328,25 @@ class Node:
         )
 
     def _make_dispatcher(self) -> Dispatcher:
+        peers = PeerRunner(
+            self.client,
+            self.deadlines,
+            self.downs,
+            address_of=self.registry.address,
+            load_of=self.registry.load,
+            moves_of=self.registry.moves,
+        )
         return Dispatcher(
             self.settings.name,
             cluster=self.registry,
             policy=make_policy(self.settings.policy),
-            local=self.local,
-            peers=PeerRunner(
-                self.client,
-                self.deadlines,
-                self.downs,
-                address_of=self.registry.address,
-                load_of=self.registry.load,
-                moves_of=self.registry.moves,
-            ),
+            local=WatchedRunner(self.local, self._opened),
+            peers=WatchedPeers(peers, self._opened),
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
             handovers=self.handovers,
-            notes=self.metrics,
+            notes=Everybody(self.metrics, self.recent),
             rng=self._rng,
             clock=self._clock,
         )

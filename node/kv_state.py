@@ -24,6 +24,7 @@ def snapshot(kv: KvSide) -> dict[str, object]:
         "why": status.why,
         "connected": kv.connected,
         "digest_size": len(kv.digest),
+        "block_tokens": kv.hello.block_size if kv.hello is not None else 0,
         "fingerprint": kv.fields(),
         "unlike": kv.unlike(),
         "pool": asdict(stats) | {"hit_ratio": round(stats.hits / asked, 4) if asked else 0.0},

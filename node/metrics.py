@@ -5,51 +5,22 @@ Each node has a registry of its own, so that several nodes can live in one proce
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from node.history import History
 from node.plan import Plan, Refusal
 from node.relay.call import Call
 from node.relay.carry.lost import Lost
-
-#: Decisions kept for the page.
-MAX_DECISIONS = 50
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
 Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One line of the page's table."""
-
-    at: float
-    rid: str
-    model: str | None
-    target: str | None
-    reason: str
-    hops: int
-    status: int
-
-    def as_dict(self, now: float) -> dict[str, object]:
-        """JSON-able, with the age in place of the time."""
-        return {
-            "ago_s": round(max(0.0, now - self.at), 1),
-            "rid": self.rid,
-            "model": self.model,
-            "target": self.target,
-            "reason": self.reason,
-            "hops": self.hops,
-            "status": self.status,
-        }
 
 
 class _Live(Collector):
@@ -67,9 +38,8 @@ class Metrics:
     """Implements `node.relay.dispatch.Notes` and counts what the rest of the node reports."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
         self.registry = CollectorRegistry()
-        self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self.history = History(clock)
         r = self.registry
         self.requests = Counter("grapevine_requests", "Requests answered to clients.", ("place", "status"), registry=r)
         self.first_byte = Histogram(
@@ -137,11 +107,6 @@ class Metrics:
         """Return our metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def decisions(self) -> list[dict[str, object]]:
-        """Return the latest decisions, newest first."""
-        now = self._clock()
-        return [decision.as_dict(now) for decision in reversed(self._decisions)]
-
     def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
         """Note a decision."""
         self.decide.observe(seconds)
@@ -164,9 +129,7 @@ class Metrics:
         self.requests.labels(place, str(status)).inc()
         if first_byte_s is not None:
             self.first_byte.labels(place).observe(first_byte_s)
-        target, reason, hops = (plan.target, plan.reason, plan.hops) if plan else (None, "refused", 0)
-        model = call.parsed.model[:128] if call.parsed.model else None
-        self._decisions.append(Decision(self._clock(), call.rid, model, target, reason, hops, status))
+        self.history.answered(place, first_byte_s)
 
     def carried(self, lost: Lost, seconds: float, failed: str) -> None:
         """Note a stream that was carried to another node, or could not be."""
@@ -183,6 +146,7 @@ class Metrics:
         self.predicted.inc(predicted)
         self.actual.inc(actual)
         self.prompt.inc(prompt)
+        self.history.started(prompt, actual)
 
     def pulled_way(self, way: str, size: int) -> None:
         """Note how bytes came; ``way`` is one of two fixed words, empty when nothing came."""
@@ -196,3 +160,4 @@ class Metrics:
         self.pulled_bytes.inc(size)
         self.pull_seconds.observe(seconds)
         self.corrupt.inc(corrupt)
+        self.history.pulled(blocks)

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from node.http.admin import Admin
+from node.http.events import EventHub
 from node.http.explain import Explain
 from node.http.health import HealthRoutes
 from node.http.intake import BodyRoom
 from node.http.openai import OpenAi
+from node.http.page import PageRoutes, build_of, page_files
 from node.http.peer import PeerRoutes
 from node.http.server import Routes
 from node.http.state import StateRoutes
 from node.metrics import Sample
+from node.picture import Picture
 from node.relay.local import Engine
 from node.relay.upstream import Base, UpstreamError, UpstreamRequest, open_upstream
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 #: The engine's own metrics passed on: deadline in seconds, most bytes.
 ENGINE_METRICS_S = 3.0
 MAX_ENGINE_METRICS = 8 * 1024 * 1024
+#: Requests that `/gossip/state` shows.
+STATE_ROWS = 50
 
 
 def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
@@ -40,7 +45,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             settings,
             registry=registry,
             signer=node.signer,
-            local=node.local,
+            local=node.guests,
             metrics=metrics,
             deadlines=node.deadlines,
             bodies=bodies,
@@ -60,11 +65,30 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
             },
-            decisions=metrics.decisions,
+            decisions=lambda: node.recent.rows(STATE_ROWS),
         ),
         health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine)),
         admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),
+        page=make_page(node),
     )
+
+
+def make_page(node: Node) -> PageRoutes:
+    """Return the page's routes; what it shows is read when somebody looks."""
+    files, settings = page_files(), node.settings
+    picture = Picture(
+        settings.name,
+        settings.cluster,
+        build_of(files),
+        members=node.gossip.members,
+        describe=node.registry.describe,
+        engine=node.engine.snapshot,
+        kv=node.kv.snapshot,
+        recent=node.recent,
+        past=node.metrics.history,
+        flows=node.flows,
+    )
+    return PageRoutes(files, EventHub(picture))
 
 
 def gossip_state(agent: GossipAgent) -> dict[str, object]:

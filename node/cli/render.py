@@ -25,7 +25,7 @@ _COSTS = {
     "matched_tokens": "cached",
     "source": "source",
 }
-_COLOURS = {
+COLOURS = {
     "alive": "green",
     "loading": "cyan",
     "starting": "cyan",
@@ -44,7 +44,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
     console = console or Console()
     title = f"cluster {escape(str(answer.get('cluster')))} as {escape(str(answer.get('self')))} sees it"
     columns = ("node", "state", "model", "run", "wait", "KV", "TTFT", "RTT", "chunks", "age")
-    table = make_table(title, columns, right=3)
+    table = plain_table(title, columns, right=3)
     for member in answer.get("members", []):
         load = member.get("load") or {}
         table.add_row(
@@ -68,7 +68,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
 
 def show_members(answer: Mapping[str, Any], console: Console | None = None) -> None:
     """The table of `/gossip/members`."""
-    table = make_table(f"cluster {escape(str(answer.get('cluster')))}", ("node", "state", "HTTP"), right=3)
+    table = plain_table(f"cluster {escape(str(answer.get('cluster')))}", ("node", "state", "HTTP"), right=3)
     for member in answer.get("members", []):
         table.add_row(_name(member, answer), _state(member, answer), escape(str(member.get("http") or "-")))
     (console or Console()).print(table)
@@ -97,14 +97,14 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
 
 def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
     keys = [key for key in _COSTS if key == "node" or any(item.get(key) for item in candidates)]
-    table = make_table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
+    table = plain_table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
     for item in candidates:
         table.add_row(*(_cell(item.get(key)) for key in keys))
     return table
 
 
-def make_table(title: str, columns: Sequence[str], right: int) -> Table:
-    """A table in our style; the columns from `right` on hold numbers."""
+def plain_table(title: str, columns: Sequence[str], right: int) -> Table:
+    """A table without a frame; its columns from the place ``right`` on hold numbers."""
     table = Table(
         title=title,
         title_justify="left",
@@ -136,7 +136,7 @@ def _state(member: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         word = str(engine.get("state")) if known and engine else "loading"
     elif word == "alive" and isinstance(load, Mapping) and load.get("draining"):
         word = "draining"
-    colour = _COLOURS.get(word, "default")
+    colour = COLOURS.get(word, "default")
     return f"[{colour}]{escape(word)}[/] {_unit(member.get('state_age_s'), 's')}".removesuffix(" -")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from node.cli.render import make_table
+from node.cli.render import plain_table
 
 _GB = 1e9
 
@@ -52,7 +52,7 @@ def _summary(name: str, section: Mapping[str, Any], console: Console) -> None:
 def _top(prefixes: list[Mapping[str, Any]], console: Console) -> None:
     if not prefixes:
         return
-    shown = make_table("prefixes used most", ("prefix", "blocks", "chunks", "uses"), right=1)
+    shown = plain_table("prefixes used most", ("prefix", "blocks", "chunks", "uses"), right=1)
     for prefix in prefixes:
         shown.add_row(*(escape(str(prefix.get(key, "-"))) for key in ("prefix", "blocks", "chunks", "uses")))
     console.print(shown)
@@ -61,7 +61,7 @@ def _top(prefixes: list[Mapping[str, Any]], console: Console) -> None:
 def _peers(peers: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     if not peers:
         return
-    shown = make_table(
+    shown = plain_table(
         "pulled from", ("node", "way", "pulls", "blocks", "GB", "GB/s", "failed", "last failure"), right=2
     )
     for name, peer in peers.items():

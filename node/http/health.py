@@ -1,9 +1,8 @@
-"""``/healthz`` (the node lives), ``/readyz`` (somebody can serve), ``/metrics``, and the page at ``/``."""
+"""``/healthz`` (the node lives), ``/readyz`` (somebody can serve), ``/metrics``."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from importlib import resources
 
 from aiohttp import web
 
@@ -12,12 +11,6 @@ from node.http.readiness import Readiness
 from node.metrics import Metrics
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: The page loads nothing from elsewhere and cannot be framed.
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "frame-ancestors 'none'",
-    "Cache-Control": "no-cache",
-}
 
 
 class HealthRoutes:
@@ -27,7 +20,6 @@ class HealthRoutes:
         self._readiness = readiness
         self._metrics = metrics
         self._engine_metrics = engine_metrics
-        self._page: bytes | None = None
 
     async def healthz(self, request: web.BaseRequest) -> web.Response:
         """200 while the node's loop turns."""
@@ -43,9 +35,3 @@ class HealthRoutes:
         """Our metrics, then the engine's own."""
         body = self._metrics.page() + await self._engine_metrics()
         return web.Response(body=body, headers={"Content-Type": _METRICS_TYPE})
-
-    async def page(self, request: web.BaseRequest) -> web.Response:
-        """The live page."""
-        if self._page is None:
-            self._page = resources.files("node").joinpath("page/index.html").read_bytes()
-        return web.Response(body=self._page, content_type="text/html", charset="utf-8", headers=_PAGE_HEADERS)

@@ -14,6 +14,7 @@ from node.http.connection import Connection
 from node.http.explain import Explain
 from node.http.health import HealthRoutes
 from node.http.openai import OpenAi
+from node.http.page import PageRoutes
 from node.http.peer import PeerRoutes
 from node.http.router import Router
 from node.http.state import StateRoutes
@@ -37,6 +38,7 @@ class Routes:
     state: StateRoutes
     health: HealthRoutes
     admin: Admin
+    page: PageRoutes
 
     def router(self) -> Router:
         """Return the table."""
@@ -53,7 +55,7 @@ class Routes:
         router.add("GET", "/healthz", self.health.healthz)
         router.add("GET", "/readyz", self.health.readyz)
         router.add("GET", "/metrics", self.health.metrics)
-        router.add("GET", "/", self.health.page)
+        self.page.add_to(router)
         self.admin.add_to(router)
         return router
 

@@ -72,6 +72,7 @@ class StateRoutes:
             "state_age_s": round(view.state_age_s, 3),
             "rtt_ms": None if view.rtt_s is None else round(view.rtt_s * 1000.0, 3),
             "models": sorted(peer.models),
+            "fingerprints": {model: info.fingerprint.hex()[:12] for model, info in sorted(peer.models.items())},
             "load": None if load is None else _load(load),
             "load_age_s": None if peer.load_age_s is None else round(peer.load_age_s, 3),
             "load_seq": peer.load_seq,

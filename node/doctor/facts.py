@@ -1,0 +1,71 @@
+"""What the checks look at: values gathered once. None means that it could not be found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of the node: ``what`` it is for, and whether it is ours, free, or somebody else's."""
+
+    what: str
+    number: int
+    #: "ours": the running node has it; "free"; "taken"; "forbidden": this user may not listen there.
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as nvidia-smi names it; memory in MiB."""
+
+    index: int
+    name: str
+    memory_mib: int
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another member as this host reaches it. ``failed``: what -> why, of those TCP ports that did not answer."""
+
+    name: str
+    state: str
+    version: str
+    failed: Mapping[str, str] = field(default_factory=dict)
+    #: Its clock less ours, seconds, good to about one second; None = not asked.
+    clock_offset_s: float | None = None
+    #: Largest packet on the way there as the kernel knows it, bytes.
+    path_mtu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was found out."""
+
+    #: The node's own answer to /gossip/state; None without a running node.
+    state: Mapping[str, Any] | None = None
+    ports: tuple[Port, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    #: Members that were not looked at: there are too many.
+    unlooked: int = 0
+    #: Shared memory in bytes; None where the host has none.
+    shm_total: int | None = None
+    shm_free: int | None = None
+    memory_total: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    #: Pairs of GPUs -> the link between them, as `nvidia-smi topo` words it (NV12, PIX, PHB, NODE, SYS).
+    links: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    #: Why nvidia-smi told nothing, where there are signs of a GPU.
+    gpu_error: str = ""
+    python: str = ""
+    grapevine: str = ""
+    vllm: str | None = None
+    vllm_cpu: bool = False
+    #: Names of nodes that multicast DNS found; None = it could not be asked.
+    mdns: frozenset[str] | None = None
+    mdns_error: str = ""
+    #: Open files that this user may have.
+    max_files: int | None = None
