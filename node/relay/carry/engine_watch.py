@@ -77,7 +77,5 @@ class EngineWatch:
                 return None
             looks.append(look)
         latest = looks[-1]
-        if latest.stopped:
-            return False
         before = [look for look in looks if latest.at - look.at >= LOOK_APART_S and now - look.at <= silent_s]
         return works(before[-1], latest) if before else None
