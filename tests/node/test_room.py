@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from node.bookings import MAX_AFTER_S
 from node.forecast import FEW, MAX_WAIT_S
-from node.room import MAX_LINES, MAX_PASSES, RETRY_S, Denial, Entrance, Ticket, WaitingRoom
+from node.room import MAX_LINES, MAX_MODEST, MAX_PASSES, RETRY_S, Denial, Entrance, Ticket, WaitingRoom
 
 
 class Hall:
@@ -217,6 +217,20 @@ def test_in_overload_only_a_few_wait_and_the_others_are_told_when_to_come() -> N
     line.pop().leave(served=True)
     assert isinstance(hall.room.join(Entrance("m", "new", usual_s=2.0)), Ticket), "there are always a few"
     hall.room.validate()
+
+
+async def test_a_modest_client_is_let_into_a_line_that_is_too_long_and_before_the_others() -> None:
+    hall = Hall(limit=10_000)
+    line = [hall.join("abc"[number % 3], usual_s=2.0) for number in range(60)]
+    for ticket in line[:40]:
+        hall.now += 0.5
+        ticket.leave(served=True)
+    entrance = Entrance("m", "a", usual_s=2.0)
+    assert isinstance(hall.room.join(entrance), Denial)
+    new = [hall.room.join(replace(entrance, client=f"new-{number}")) for number in range(MAX_MODEST + 1)]
+    assert [isinstance(ticket, Ticket) for ticket in new] == [True] * MAX_MODEST + [False]
+    hall.room.stir()
+    assert any(isinstance(ticket, Ticket) and ticket.woken.is_set() for ticket in new)
 
 
 def test_what_is_shown_is_bounded_and_names_no_client() -> None:
