@@ -41,6 +41,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.dispatch import Dispatcher
 from node.relay.downs import Downs
 from node.relay.forward import PeerRunner
+from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
 from node.reporter import Reporter
 from node.runfiles import claim
@@ -113,6 +114,7 @@ class Node:
         self.room = WaitingRoom(settings.max_queue)
         self.admission = Admission(settings.max_running, self.room)
         self.downs = Downs()
+        self.handovers = Handovers()
         self.keys = NodeKeys(settings)
         self.signer = PeerSigner(self.keys.ring)
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
@@ -122,6 +124,7 @@ class Node:
         self.engine = engine(settings, self.reporter.on_engine)
         self.client = PeerClient(settings.name, self.signer, self.deadlines)
         self.local = self._make_local()
+        self.kv.on_report = self.local.sign
         self.dispatcher = self._make_dispatcher()
         self.gossip: GossipAgent
 
@@ -294,6 +297,7 @@ class Node:
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
+            handovers=self.handovers,
             notes=self.metrics,
             rng=self._rng,
             clock=self._clock,

@@ -219,6 +219,16 @@ class LoadMeter:
         """Tokens per second of one stream; a prior until one is measured."""
         return self._decode.per_second or PRIOR_DECODE_TPS
 
+    @property
+    def gap_s(self) -> float:
+        """Mean gap between a stream's tokens, 95th percentile of the last requests, seconds; 0 = not measured."""
+        return self._windows.gap.quantile(0.95) / 1000.0
+
+    @property
+    def owed_s(self) -> float:
+        """Seconds that all prompts should take that are not known to be computed."""
+        return self._ahead / self.prefill_tps
+
     def queued_tokens(self, now: float) -> int:
         """Prompt tokens still to be computed; what the engine has computed of a running prefill is estimated."""
         done = min(self._begun, int(self.prefill_tps * max(0.0, now - self._progress)))

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from node.plan import Plan, Refusal
 from node.relay.call import Call
+from node.relay.carry.lost import Lost
 
 #: Decisions kept for the page.
 MAX_DECISIONS = 50
@@ -87,6 +88,19 @@ class Metrics:
         self.broken = Counter(
             "grapevine_broken_answers", "Answers that broke off after their first byte.", ("why",), registry=r
         )
+        self.carries = Counter(
+            "grapevine_carries",
+            "Streams that lost what ran them, by how and what came of it.",
+            ("cause", "result"),
+            registry=r,
+        )
+        self.carry_pause = Histogram(
+            "grapevine_carry_pause_seconds",
+            "From the last piece before a stream was lost to the first one after it was carried.",
+            ("cause",),
+            buckets=_SECONDS,
+            registry=r,
+        )
         self.relayed = Counter("grapevine_relayed_bytes", "Bytes of answers relayed.", registry=r)
         self.predicted = Counter(
             "grapevine_predicted_cached_tokens", "Prompt tokens expected in the cache.", registry=r
@@ -139,6 +153,12 @@ class Metrics:
         target, reason, hops = (plan.target, plan.reason, plan.hops) if plan else (None, "refused", 0)
         model = call.parsed.model[:128] if call.parsed.model else None
         self._decisions.append(Decision(self._clock(), call.rid, model, target, reason, hops, status))
+
+    def carried(self, lost: Lost, seconds: float, failed: str) -> None:
+        """Note a stream that was carried to another node, or could not be."""
+        self.carries.labels(lost.cause, "failed" if failed else "carried").inc()
+        if not failed:
+            self.carry_pause.labels(lost.cause).observe(seconds)
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """Note an answer that broke off."""

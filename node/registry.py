@@ -163,6 +163,11 @@ class Registry:
         """Learn that a target answered."""
         self.circuits.worked(target)
 
+    def row_age_s(self, target: str) -> float:
+        """Return the seconds since a node's newest load row was true; infinite for a stranger."""
+        node = self.roster.get(target)
+        return node.age_s(self._clock()) if node is not None else float("inf")
+
     # --- what others ask
 
     def known(self, name: str) -> bool:

@@ -44,6 +44,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             metrics=metrics,
             deadlines=node.deadlines,
             bodies=bodies,
+            handovers=node.handovers,
             vector=node.reporter.vector,
             clock=clock,
         ),

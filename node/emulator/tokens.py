@@ -92,11 +92,13 @@ def answer(prompt: bytes, *, salt: str = "", ends: bool = True, least: int = 0) 
     """The tokens that follow a packed prompt, without end unless `ends`, and then up to `END`.
 
     `least`: tokens before which it does not end. `salt`: what makes one answer differ from another to the same prompt
-    (`seed`, the number of a choice).
+    (`seed`, the number of a choice). It decides the first token alone: what follows is a function of the tokens before
+    it, so that every answer can be gone on with from its ids.
     """
-    state = xxh3_64(prompt, seed=xxh3_64_intdigest(salt.encode()) if salt else 0)
+    state = xxh3_64(prompt)
+    first = xxh3_64_intdigest(salt.encode()) if salt else 0
     for count in itertools.count():
-        digest = state.intdigest()
+        digest = state.intdigest() if count or not salt else state.intdigest() ^ first
         if ends and count >= least and (digest >> 32) % END_ONE_IN == 0:
             yield END
             return

@@ -6,7 +6,8 @@ Rules:
 2. Pauses between starts double from `pause_first_s` to `pause_most_s`, spread by `jitter` so that nodes that
    went down together do not come back together. Being ready for `steady_after_s` starts the count afresh.
 3. Slow is not dead. A silent engine is reported after `silent_after_s` and ended only after `hung_after_s`;
-   any byte it sends (`Active`) counts as an answer. A process that has ended is dead at once.
+   any byte it sends (`Active`) counts as an answer. One that lets a stream fall silent and then computes not even a
+   token for us is reported at once. A process that has ended is dead at once.
 4. Stopping has three steps: ask, force, kill the guard. STOPPED comes when nothing is left.
 5. An attached engine has no process: nothing is started or ended, and it may come back at any time.
 
@@ -59,10 +60,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A probe failed. `refused`: nobody listens there."""
+    """A probe failed. `refused`: nobody listens there. `hung`: it listens, and computed not even one token for us."""
 
     refused: bool = False
     detail: str = ""
+    hung: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ class Lifecycle:
             self._silent_since = now
         silence = now - self._silent_since
         gone = self._config.attached and event.refused
-        if self.state is EngineState.READY and (gone or silence >= self._config.silent_after_s):
+        if self.state is EngineState.READY and (gone or event.hung or silence >= self._config.silent_after_s):
             what = event.detail or f"no answer for {silence:.0f} s"
             return self._enter(EngineState.SILENT, f"the engine does not answer: {what}", now)
         if silence >= self._config.hung_after_s and not self._config.attached and self._verdict is None:

@@ -109,6 +109,25 @@ async def probe_metrics(
     return parse_metrics(body.decode("utf-8", "replace").splitlines()) if status == 200 else None
 
 
+async def probe_token(session: aiohttp.ClientSession, address: EngineAddress, model: str, timeout_s: float) -> Health:
+    """Have it compute one token: an engine may hang while its HTTP server says that all is well. Never raises."""
+    asked = {"model": model, "prompt": "a", "max_tokens": 1}
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.post(
+                address.url("/v1/completions"), json=asked, headers={"accept-encoding": "identity"}
+            ) as response,
+        ):
+            # Whatever it says, it says it without hanging: an engine without completions is no worse for it.
+            await response.content.readany()
+            return Health(ok=True)
+    except TimeoutError:
+        return Health(ok=False, detail=f"no token within {timeout_s:g} s")
+    except (aiohttp.ClientError, OSError) as error:
+        return Health(ok=False, detail=f"cannot be reached: {error}")
+
+
 def parse_models(body: bytes) -> tuple[EngineModel, ...]:
     """The models in an answer of /v1/models, bounded. Raises `EngineError`."""
     try:

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
 
+from node.engine import guard, probe, vitals
 from node.engine import lifecycle as life
-from node.engine import probe
 from node.engine.client import EngineAddress, engine_address, open_probes, open_session
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
@@ -82,6 +83,9 @@ class EngineSupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+        #: A stream of it fell silent: health alone no longer proves that it works, only a token does.
+        self._suspect = False
+        self._hurry = asyncio.Event()
         self._starts = 0
         self._abandoned = asyncio.Event()
 
@@ -147,7 +151,26 @@ class EngineSupervisor:
 
     def note_activity(self) -> None:
         """Tell that bytes came from the engine: a busy engine is not a dead one."""
+        self._suspect = False
         self._feed(life.Active())
+
+    @property
+    def takes_token_ids(self) -> bool:
+        """It is vLLM, or told its version as vLLM does: it gives the ids of its tokens when asked."""
+        return not self._settings.engine_url or bool(self.version)
+
+    def look(self) -> vitals.Look | None:
+        """Look at its processes; None without a process of ours."""
+        if self._process is None:
+            return None
+        return vitals.look(guard.descendants(self._process.pid), time.monotonic())
+
+    def note_stall(self, why: str) -> None:
+        """Tell that a stream was given up because the engine said nothing: it has to show at once that it can."""
+        if self.ready and not self._suspect:
+            _log.warning("the engine is suspected to hang: %s", why)
+        self._suspect = True
+        self._hurry.set()
 
     def tail(self) -> list[str]:
         """The last lines of the engine's log, oldest first."""
@@ -234,6 +257,7 @@ class EngineSupervisor:
     async def _run(self) -> None:
         """One start of the engine, until nothing of it is left."""
         self._starts += 1
+        self._suspect = False
         self._abandoned.clear()
         try:
             failure = await self._one_run()
@@ -297,7 +321,10 @@ class EngineSupervisor:
                 except Exception:
                     _log.exception("a probe of the engine failed")
                 turn += 1
-            await asyncio.sleep(PROBE_READY_S if self.ready else PROBE_STARTING_S)
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_READY_S if self.ready else PROBE_STARTING_S):
+                    await self._hurry.wait()
 
     async def _probe_once(self, *, ask_models: bool) -> None:
         start, session = self._starts, self._probes
@@ -311,12 +338,18 @@ class EngineSupervisor:
                 version = await probe.probe_version(session, self.address, PROBE_TIMEOUT_S)
             except EngineError as error:
                 health = probe.Health(ok=False, detail=str(error))
+        hung = False
+        if health.ok and self._suspect and models:
+            health = await probe.probe_token(session, self.address, models[0].id, PROBE_TIMEOUT_S)
+            # Bytes that came meanwhile have cleared it: it works, and was only too busy for our token.
+            hung = self._suspect = self._suspect and not health.ok
+            health = health if hung else probe.Health(ok=True)
         if start != self._starts or self.state is EngineState.STOPPED:
             return  # the answer of an earlier process
         if not health.ok:
             if self._settings.engine_url and self.state is EngineState.STARTING:
                 self._say(f"waiting for {self.address}: {health.detail}")
-            self._feed(life.Silent(health.refused, health.detail))
+            self._feed(life.Silent(health.refused, health.detail, hung=hung))
             return
         changed = (models, version) != (self.models, self.version)
         was_ready = self.ready

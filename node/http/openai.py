@@ -14,8 +14,9 @@ from node.http.options import read_options
 from node.plan import Refusal
 from node.registry import Registry
 from node.relay.call import Call
-from node.relay.dispatch import Dispatcher, Refused
+from node.relay.dispatch import Dispatcher
 from node.relay.headers import REQUEST_ID, for_upstream, internal, replaced
+from node.relay.refused import Refused
 from node.settings import Settings
 
 _MODELS = "/v1/models"
@@ -81,7 +82,8 @@ class OpenAi:
         sent = for_upstream(headers)
         if self._settings.api_key:  # that key was for us
             sent = replaced(sent, "Authorization", None)
-        return Call(request.method, request.raw_path, sent, parsed, rid, options, arrived)
+        carries = parsed.carriage is not None
+        return Call(request.method, request.raw_path, sent, parsed, rid, options, arrived, carries=carries)
 
     def _models(self, request: web.BaseRequest, path: str) -> web.Response:
         union = self._registry.models_union()

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -21,11 +22,15 @@ from node.load import LoadVector
 from node.metrics import Metrics
 from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
+from node.prompt import ParsedRequest
 from node.registry import Registry
 from node.relay.answer import Relay
 from node.relay.call import Busy, Call, Failed, Opened
+from node.relay.carry import hint
+from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER, GONE_MAX_S, GONE_PATH, MAX_LEG
 from node.relay.deadlines import Deadlines
 from node.relay.forward import write_load
+from node.relay.handover import Handovers, Leg, PeerStream
 from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
@@ -44,6 +49,7 @@ class PeerRoutes:
         metrics: Metrics,
         deadlines: Deadlines,
         bodies: BodyRoom,
+        handovers: Handovers,
         vector: Callable[[], LoadVector],
         clock: Callable[[], float],
     ) -> None:
@@ -54,6 +60,7 @@ class PeerRoutes:
         self._metrics = metrics
         self._deadlines = deadlines
         self._bodies = bodies
+        self._handovers = handovers
         self._vector = vector
         self._clock = clock
 
@@ -63,6 +70,8 @@ class PeerRoutes:
         with self._bodies.hold() as held:
             try:
                 plan = self._check(request)
+                if request.raw_path == PEER_PREFIX + GONE_PATH:
+                    return await self._gone(plan, request)
                 call = await self._take(request, arrived, plan, held)
             except ApiFailure as failure:
                 if failure.error.status == 429:
@@ -70,13 +79,20 @@ class PeerRoutes:
                 return self._refuse(failure.error)
             return await self._run(call, plan, request)
 
+    async def _gone(self, plan: Plan, request: web.BaseRequest) -> web.Response:
+        """An entry has closed an attempt, and begins another one elsewhere when this one has ended."""
+        name = internal(header_list(request)).get(CARRY_HEADER, "")
+        await self._handovers.gone((plan.entry, name), GONE_MAX_S)
+        return web.Response()
+
     async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
         outcome = await self._local.open(call, plan, predicted_ms=0.0)
         if isinstance(outcome, Busy):
             return self._busy(outcome)
         if isinstance(outcome, Failed):
             return self._refuse(ApiError(503, "target_failed", outcome.why))
-        return await self._relay(outcome, request)
+        leg = internal(header_list(request)).get(CARRY_HEADER, "")
+        return await self._relay(call, outcome, request, (plan.entry, leg[:MAX_LEG]))
 
     def _check(self, request: web.BaseRequest) -> Plan:
         ours = internal(header_list(request))
@@ -106,20 +122,48 @@ class PeerRoutes:
         target = request.raw_path.removeprefix(PEER_PREFIX)
         body = await read_body(request, self._settings.max_body_mib, held)
         parsed = parse(request, target.partition("?")[0], body)
-        headers = for_upstream(header_list(request))
-        options = RouteOptions(rid=plan.rid)
-        return Call(request.method, target, headers, parsed, request_id(request), options, arrived)
+        given = header_list(request)
+        ours = internal(given)
+        if (chunks := ours.get(CHUNKS_HEADER)) is not None:
+            parsed = self._continued(parsed, chunks)
+        return Call(
+            request.method,
+            target,
+            for_upstream(given),
+            parsed,
+            request_id(request),
+            RouteOptions(rid=plan.rid),
+            arrived,
+            carries=CARRY_HEADER in ours,
+        )
 
-    async def _relay(self, opened: Opened, request: web.BaseRequest) -> web.StreamResponse:
+    def _continued(self, parsed: ParsedRequest, header: str) -> ParsedRequest:
+        """The rest of an answer, under the chunks of the prompt that its client sent."""
+        try:
+            chunks, size = hint.decode(header)
+        except RemoteError:
+            self._metrics.remote_errors.labels("chunks").inc()
+            return parsed
+        return replace(parsed, chunks=chunks, prompt_bytes=size, continues=True)
+
+    async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest, leg: Leg) -> web.StreamResponse:
         headers = for_downstream(opened.upstream.headers) + opened.headers
-        relay = Relay(request, opened.upstream, headers, idle_s=self._deadlines.idle_s, on_piece=opened.on_piece)
+        relay = Relay(
+            request,
+            opened.upstream,
+            headers,
+            idle_s=self._deadlines.idle_s,
+            on_piece=opened.on_piece,
+            marked=call.carries,
+        )
         self._metrics.served.labels(str(opened.upstream.status)).inc()
         whole = False
-        try:
-            response = await relay.run(opened.first)
-            whole = relay.error is None
-        finally:
-            opened.end(whole)
+        with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
+            try:
+                response = await relay.run(opened.first)
+                whole = relay.error is None
+            finally:
+                opened.end(whole)
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:

@@ -18,6 +18,7 @@ from node.http.peer import PeerRoutes
 from node.http.router import Router
 from node.http.state import StateRoutes
 from node.peers import PEER_PREFIX
+from node.relay.carry.marks import GONE_PATH
 
 #: Connections of clients and peers at a time: above, new ones are cut at once.
 MAX_CONNECTIONS = 16_384
@@ -42,6 +43,7 @@ class Routes:
         router = Router()
         router.add_prefix("/v1/", self.openai.serve)
         router.add_prefix(f"{PEER_PREFIX}/v1/", self.peer.serve)
+        router.add("POST", PEER_PREFIX + GONE_PATH, self.peer.serve)
         for path in ("/tokenize", "/detokenize"):
             router.add_all(path, self.openai.serve)
             router.add_all(PEER_PREFIX + path, self.peer.serve)

@@ -16,6 +16,7 @@ import orjson
 
 from node.chunks import CHUNK_BYTES, chunk_hashes, chunk_seed
 from node.errors import BadRequest
+from node.prompt.carriage import carriage
 from node.prompt.multipart import form_fields
 from node.prompt.request import MEDIA_TOKENS, TYPICAL_BYTES_PER_TOKEN, ParsedRequest
 from node.prompt.splice import carries_kv_params, splice
@@ -90,7 +91,8 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
     else:
         tokens = round(_all_bytes(fields, text, count) / TYPICAL_BYTES_PER_TOKEN) + media * MEDIA_TOKENS
     strip = carries_kv_params(dict(fields))
-    if strip:
+    carried = carriage(path, fields)
+    if strip or (carried is not None and carried.strip_ids):
         _check_depth(body)
     previous = fields.get("previous_response_id")
     return ParsedRequest(
@@ -108,6 +110,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         prompts=count,
         answers=_answers(fields),
         refers_to=previous if isinstance(previous, str) else refers_to,
+        carriage=carried,
     )
 
 

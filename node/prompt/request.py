@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.chunks import CHUNK_BYTES
+from node.prompt.carriage import Carriage
 
 #: Bytes of text per token until a model's own ratio is learnt.
 TYPICAL_BYTES_PER_TOKEN = 4.0
@@ -40,6 +41,10 @@ class ParsedRequest:
     answers: int = 1
     #: A stored response that this request needs (its node is the only one that has it).
     refers_to: str | None = None
+    #: How its streamed answer can be carried to another engine; None where that is not our business.
+    carriage: Carriage | None = None
+    #: It asks for the rest of an answer: its chunks are not those of its body, but of what a client sent.
+    continues: bool = False
 
     @property
     def text_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Our own `kv_transfer_params` in a client's body, and nobody else's.
+"""Our own `kv_transfer_params` in a client's body, and nobody else's; `return_token_ids` where a stream may be carried.
 
 vLLM hands that field to the connector. Clients could use it to make an engine pull from anywhere, so theirs is
 always removed. Ours is inserted behind the first brace: no copy is parsed or re-serialised for it, and every
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 
 import orjson
+
+from node.prompt.carriage import IDS_FIELD
 
 KV_PARAMS = "kv_transfer_params"
 
@@ -25,20 +27,28 @@ def carries_kv_params(body: dict[str, object]) -> bool:
     return isinstance(extra, dict) and KV_PARAMS in extra
 
 
-def splice(body: bytes, rid: str | None, *, has_kv_params: bool) -> bytes:
+def splice(
+    body: bytes, rid: str | None, *, has_kv_params: bool, ask_ids: bool = False, strip_ids: bool = False
+) -> bytes:
     """The JSON object `body` with `{"grapevine": {"rid": rid}}` as its transfer parameters.
 
-    `rid` None: insert nothing (an engine without our connector). `has_kv_params` is what `parse_request` found;
-    only then the body is parsed again. The body must be one that `parse_request` accepted as JSON.
+    `rid` None: insert none (an engine without our connector). `ask_ids`: insert `return_token_ids` as well.
+    `has_kv_params` and `strip_ids` are what `parse_request` found; only then the body is parsed again. The body must be
+    one that `parse_request` accepted as JSON.
     """
-    if has_kv_params:
-        body = _strip(body)
-    if rid is None:
+    if has_kv_params or (ask_ids and strip_ids):
+        body = _strip(body, ids=ask_ids)
+    members = []
+    if rid is not None:
+        members.append(b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": {"rid": rid}})))
+    if ask_ids:
+        members.append(b'"%s":true' % IDS_FIELD.encode())
+    if not members:
         return body
     if not json.detect_encoding(body).startswith("utf-8"):
         body = _strip(body)  # the engine takes UTF-16 too: what we insert is UTF-8, so the rest must be
     brace = body.index(b"{") + 1
-    inserted = b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": {"rid": rid}}))
+    inserted = b",".join(members)
     if not _is_empty(body, brace):
         inserted += b","
     return b"".join((body[:brace], inserted, memoryview(body)[brace:]))
@@ -52,10 +62,12 @@ def _is_empty(body: bytes, start: int) -> bool:
     return True
 
 
-def _strip(body: bytes) -> bytes:
+def _strip(body: bytes, *, ids: bool = False) -> bytes:
     # The plain parser: it keeps integers of any size as they are, which orjson turns into floats.
     fields = json.loads(body)
     fields.pop(KV_PARAMS, None)
+    if ids:
+        fields.pop(IDS_FIELD, None)
     extra = fields.get(EXTRA_ARGS)
     if isinstance(extra, dict):
         extra.pop(KV_PARAMS, None)

@@ -10,22 +10,27 @@ Rules:
    engine stream and holds no more than the two socket buffers.
 4. What breaks after the first byte ends an event stream with an error event and anything else with a cut
    connection: a truncated answer never looks complete.
+5. An entry that understands our marks (`node.relay.carry.marks`) hears them between two events.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
-import orjson
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from multidict import CIMultiDict
 
+from node.relay.carry.marks import ALIVE, ALIVE_EVERY_S, code_of, error_event
 from node.relay.headers import HeaderList
 from node.relay.upstream import UpstreamAnswer, UpstreamError, UpstreamSilentError
 
 #: The watchdog moves at most this often, in seconds: a timer per piece would cost more than the piece.
 _WATCH_STEP_S = 1.0
+
+#: Longest JSON answer that is held back until it is whole, bytes.
+MAX_WHOLE = 4 * 1024 * 1024
 
 _NO_BODY_STATUS = frozenset({204, 304})
 
@@ -53,12 +58,6 @@ class RawResponse(web.StreamResponse):
             headers[hdrs.CONNECTION] = "keep-alive"
         elif not keep_alive and request.version == HttpVersion11:
             headers[hdrs.CONNECTION] = "close"
-
-
-def error_event(message: str, code: str) -> bytes:
-    """Return the server-sent event that ends a broken stream, in OpenAI's form."""
-    error = {"message": message, "type": "server_error", "param": None, "code": code}
-    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
 
 
 def is_event_stream(headers: HeaderList) -> bool:
@@ -96,7 +95,7 @@ class Watchdog:
 
 
 class Relay:
-    """Writes one upstream answer to one client."""
+    """Writes one upstream answer to one client. ``marked``: that is an entry, which hears our marks."""
 
     def __init__(
         self,
@@ -106,6 +105,7 @@ class Relay:
         *,
         idle_s: float,
         on_piece: Callable[[bytes], None],
+        marked: bool = False,
     ) -> None:
         self._request = request
         self._upstream = upstream
@@ -115,6 +115,10 @@ class Relay:
         self._tail = b"\n\n"
         self._writing = False
         self._watchdog: Watchdog | None = None
+        self._marked = marked and is_event_stream(headers)
+        self._mark = b""
+        self._response: RawResponse | None = None
+        self._saying: asyncio.Task[None] | None = None
         self.error: str | None = None
 
     async def run(self, first: bytes) -> web.StreamResponse:
@@ -128,13 +132,50 @@ class Relay:
         )
         try:
             await response.prepare(self._request)
+            self._response = response
+            if self._marked:
+                self._beat()
             await self._copy(response, first)
         except UpstreamError as error:
             self.error = str(error)
-            await self._end_broken(response)
+            await self._end_broken(response, error)
         finally:
+            self._response = None
             self._upstream.close()
         return response
+
+    def say(self, mark: bytes) -> None:
+        """Tell the entry something between two events, as soon as there is such a moment."""
+        if not self._marked or self._response is None:
+            return
+        self._mark = mark
+        if self._upstream.waiting_since is not None and self._saying is None:
+            self._saying = asyncio.ensure_future(self._say(self._response))
+            self._saying.add_done_callback(self._said)
+
+    async def _say(self, response: RawResponse) -> None:
+        if self._mark and self._response is response and not self._writing and self._between_events:
+            mark, self._mark = self._mark, b""
+            await response.write(mark)
+
+    def _said(self, saying: asyncio.Task[None]) -> None:
+        self._saying = None
+        if not saying.cancelled():
+            saying.exception()  # an entry that is gone: whoever writes the next piece finds out
+
+    def _beat(self) -> None:
+        """Show an entry that waits with us that this node lives."""
+        if self._response is None:
+            return
+        since = self._upstream.waiting_since
+        loop = asyncio.get_running_loop()
+        if since is not None and time.monotonic() - since >= ALIVE_EVERY_S:
+            self.say(self._mark or ALIVE)
+        loop.call_later(ALIVE_EVERY_S / 2, self._beat)  # so that one is never much later than that
+
+    @property
+    def _between_events(self) -> bool:
+        return self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
     async def _copy(self, response: RawResponse, piece: bytes) -> None:
         try:
@@ -147,6 +188,8 @@ class Relay:
                     self._writing = True
                     await response.write(piece)
                     self._writing = False
+                    if self._mark:
+                        await self._say(response)
                     piece = await self._upstream.read()
                 self._writing = True
                 await response.write_eof()  # waits for the client like any other write
@@ -162,10 +205,10 @@ class Relay:
         if self._watchdog is not None:
             self._watchdog.hurry(grace_s)
 
-    async def _end_broken(self, response: RawResponse) -> None:
+    async def _end_broken(self, response: RawResponse, error: UpstreamError) -> None:
         if is_event_stream(self._headers) and response.content_length is None:
-            boundary = b"" if self._tail.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
-            event = error_event(f"The stream broke off: {self.error}", "upstream_failed")
+            boundary = b"" if self._between_events else b"\n\n"
+            event = error_event(f"The stream broke off: {error}", code_of(error))
             try:
                 async with asyncio.timeout(self._idle_s):
                     await response.write(boundary + event)
@@ -180,6 +223,34 @@ def cut(request: web.BaseRequest) -> None:
     """Cut the client's connection, so that a truncated answer cannot look complete."""
     if request.transport is not None:
         request.transport.abort()
+
+
+async def first_part(upstream: UpstreamAnswer, *, method: str, deadline_s: float, idle_s: float) -> bytes:
+    """Wait for what makes an answer worth relaying: its first piece, or of a JSON answer of known length all of it.
+
+    The client of such an answer can do nothing with a part, and as long as it has none the request can run elsewhere.
+    Raises what `first_piece` raises; each further piece may take ``idle_s`` seconds.
+    """
+    first = await first_piece(upstream, method=method, deadline_s=deadline_s)
+    if not first or not 0 < _json_length(upstream.headers) <= MAX_WHOLE:
+        return first
+    parts = [first]
+    left = _json_length(upstream.headers) - len(first)
+    while left > 0:
+        piece = await first_piece(upstream, method=method, deadline_s=idle_s)
+        if not piece:
+            break
+        parts.append(piece)
+        left -= len(piece)
+    return b"".join(parts)
+
+
+def _json_length(headers: HeaderList) -> int:
+    """The length of a JSON body, 0 where it is something else or not known."""
+    given = {name.lower(): value for name, value in headers}
+    length = given.get("content-length", "")
+    json = given.get("content-type", "").lower().startswith("application/json")
+    return int(length) if json and length.isascii() and length.isdecimal() and len(length) < 16 else 0
 
 
 async def first_piece(upstream: UpstreamAnswer, *, method: str, deadline_s: float) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from node.admission import Ticket
-from node.plan import Refusal, RouteOptions
+from node.plan import Plan, Refusal, RouteOptions
 from node.relay.call import Call
 from node.relay.ports import Notes
+from node.view import ClusterView
 
 #: Refusals by full targets before the request waits.
 MAX_BOUNCES = 2
@@ -23,6 +25,8 @@ class Attempts:
 
     def __init__(self, call: Call, deadline: float) -> None:
         self.call = call
+        #: Makes the call that is sent to a plan's target; None: it is `call` itself, whoever the target is.
+        self.fit: Callable[[Plan, ClusterView], Call] | None = None
         self.deadline = deadline
         self.ticket: Ticket | None = None
         self.joined_at = 0.0
@@ -33,6 +37,7 @@ class Attempts:
         self._busy: list[str] = []
         self._broken = 0
         self._failures: dict[str, str] = {}
+        self._left = ""
         self._refusal: Refusal | None = None
 
     @property
@@ -42,7 +47,12 @@ class Attempts:
 
     def options(self) -> RouteOptions:
         """The routing options with what was tried."""
-        return replace(self.call.options, visited=(*self._failures, *self._busy))
+        left = (self._left,) if self._left else ()
+        return replace(self.call.options, visited=(*self._failures, *self._busy, *left))
+
+    def fitted(self, plan: Plan, view: ClusterView) -> Call:
+        """The call for the target of a plan."""
+        return self.call if self.fit is None else self.fit(plan, view)
 
     def bounce(self, target: str) -> None:
         """A target was full."""
@@ -55,6 +65,10 @@ class Attempts:
         """A target could not begin. ``reached``: it had the request."""
         self._failures[target] = why
         self._broken += reached
+
+    def leave_target(self, target: str) -> None:
+        """A target that is in order wants to be rid of it: not there again, until the next one says so."""
+        self._left = target
 
     @property
     def exhausted(self) -> bool:

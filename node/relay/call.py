@@ -26,6 +26,8 @@ class Call:
     options: RouteOptions
     #: Monotonic seconds at which its head arrived.
     arrived: float
+    #: Whoever gets the answer can carry it to another engine: it takes token ids out and understands our comments.
+    carries: bool = False
 
 
 def _nothing(piece: bytes) -> None:
@@ -45,6 +47,8 @@ class Opened:
     first: bytes
     #: Our own headers for the answer.
     headers: HeaderList = field(default_factory=list)
+    #: The peer's name for this attempt, where it runs on one that we can carry it from.
+    leg: str = ""
     #: Called with every piece of the answer, before it is written.
     on_piece: Callable[[bytes], None] = _nothing
     #: Called exactly once at the end, True when the answer was whole. Gives back what the attempt holds.

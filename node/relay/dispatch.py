@@ -6,7 +6,8 @@ Rules:
    anew whenever something changed (late binding), until its deadline. It leaves the line as soon as a target has
    taken it, long before its first byte: whoever stands behind it must not wait for its whole answer.
 3. A target that fails before its first byte is left out for this request, and for all requests for a while
-   (`node.peers.Circuits`). After the first byte nothing is tried again here.
+   (`node.peers.Circuits`). After the first byte a streamed answer may be carried on (`node.relay.carry`), with the
+   same record of what was tried; any other is not tried again.
 4. An attempt that was opened is ended exactly once, however the client or the target behaves.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 
 from aiohttp import web
 
@@ -23,13 +25,21 @@ from node.decide import decide
 from node.plan import Plan, Refusal, RouteOptions
 from node.policy import Policy
 from node.prompt import ParsedRequest
-from node.relay.answer import Relay
+from node.relay.answer import Relay, is_event_stream
 from node.relay.attempts import Attempts
 from node.relay.call import Busy, Call, Failed, Opened
+from node.relay.carry.carrier import Carrier, Leg
+from node.relay.carry.lost import Lost
+from node.relay.carry.sentry import Sentry
+from node.relay.carry.silence import judge_peer
+from node.relay.carry.stream import CarriedStream
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
+from node.relay.handover import Fixed, Handovers
 from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
-from node.relay.ports import Cluster, Notes, Runner
+from node.relay.ports import Cluster, Notes, Peers, Runner
+from node.relay.refused import Refused
+from node.relay.upstream import UpstreamSilentError
 from node.view import ClusterView
 
 #: Seconds a request waits for a place before it is refused.
@@ -44,14 +54,6 @@ REASON_HEADER = "x-grapevine-reason"
 HOPS_HEADER = "x-grapevine-hops"
 
 
-class Refused(Exception):
-    """No node can or would run the request: answer with this refusal."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-
-
 class Dispatcher:
     """Runs requests somewhere in the cluster."""
 
@@ -62,10 +64,11 @@ class Dispatcher:
         cluster: Cluster,
         policy: Policy,
         local: Runner,
-        peers: Runner,
+        peers: Peers,
         room: WaitingRoom,
         downs: Downs,
         deadlines: Deadlines,
+        handovers: Handovers,
         notes: Notes,
         rng: random.Random,
         clock: Callable[[], float],
@@ -78,6 +81,7 @@ class Dispatcher:
         self._room = room
         self._downs = downs
         self._deadlines = deadlines
+        self._handovers = handovers
         self._notes = notes
         self._rng = rng
         self._clock = clock
@@ -95,6 +99,8 @@ class Dispatcher:
             raise
         finally:
             attempt.leave(self._notes, self._clock())
+        if _carriable(call, opened):
+            return await self._carry(attempt, opened, finish, request)
         whole = False
         try:
             response, whole = await self._relay(call, opened, request)
@@ -139,7 +145,7 @@ class Dispatcher:
             finish = self._cluster.sent(plan)
             try:
                 outcome = await self._runner(plan).open(
-                    call,
+                    attempt.fitted(plan, view),
                     plan,
                     predicted_ms=_begins_after_ms(plan),
                     admitted=lambda: attempt.leave(self._notes, self._clock()),
@@ -196,7 +202,10 @@ class Dispatcher:
         status = opened.upstream.status
         self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived)
         try:
-            with self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)):
+            with (
+                self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)),
+                self._handovers.runs(Fixed()) if plan.target == self._name else nullcontext(),
+            ):
                 response = await relay.run(opened.first)
         except (ConnectionError, asyncio.CancelledError):
             self._notes.broke(call, plan, "client gone")
@@ -207,6 +216,96 @@ class Dispatcher:
         if plan.target != self._name:
             self._cluster.failed(plan.target, relay.error)
         return response, False
+
+    # --- streams that can be carried
+
+    async def _carry(
+        self, attempt: Attempts, opened: Opened, finish: Callable[[bool], None], request: web.BaseRequest
+    ) -> web.StreamResponse:
+        """Write a streamed answer, on as many legs as it takes."""
+        call, plan = attempt.call, opened.plan
+        headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
+        self._notes.answered(call, plan, opened.upstream.status, first_byte_s=self._clock() - call.arrived)
+        carrier = Carrier(call, attempt, self._open_leg, self._clock)
+        stream = CarriedStream(
+            request,
+            carrier,
+            idle_s=self._deadlines.idle_s,
+            on_leg=self._began,
+            on_lost=self._lost,
+            on_carried=self._notes.carried,
+            may_move=self._may_move,
+        )
+        try:
+            response = await stream.run(Leg(opened, finish, carrier.record), headers)
+        except (ConnectionError, asyncio.CancelledError):
+            self._notes.broke(call, plan, "client gone")
+            raise
+        if stream.error is not None:
+            self._notes.broke(call, plan, stream.error)
+        return response
+
+    async def _open_leg(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
+        try:
+            return await self._open(attempt)
+        finally:
+            attempt.leave(self._notes, self._clock())
+
+    def _began(self, stream: CarriedStream, leg: Leg) -> Callable[[], None]:
+        """A leg begins: watch whoever runs it. Our own engine is watched by its runner."""
+        target, upstream = leg.opened.plan.target, leg.opened.upstream
+        stack = ExitStack()
+        if target == self._name:
+            stack.enter_context(self._handovers.runs(stream))
+            return stack.close
+
+        def give_up(heard: float) -> None:
+            if stream.heard == heard:
+                upstream.fail(UpstreamSilentError(f"{target} was declared dead"))
+
+        def down() -> None:
+            timer = asyncio.get_running_loop().call_later(DEATH_GRACE_S, give_up, stream.heard)
+            stack.callback(timer.cancel)
+
+        stack.enter_context(self._downs.watch(target, down))
+        sentry = Sentry(upstream, lambda silent_s: judge_peer(silent_s, self._cluster.row_age_s(target)))
+        stack.callback(sentry.close)
+        return stack.close
+
+    async def _lost(self, leg: Leg, lost: Lost) -> None:
+        """A leg was closed: learn from it, and be sure that it is over where its target can still say so.
+
+        A peer that said itself what happened to its engine is in order; one that broke off or fell silent is not.
+        """
+        if lost.target == self._name or lost.told:
+            return
+        if lost.cause in ("moved", "garbage"):
+            await self._peers.settled(leg.opened)
+        else:
+            self._cluster.failed(lost.target, lost.why)
+
+    def _may_move(self, carrier: Carrier, target: str) -> bool:
+        """Whether another node would be asked to go on with it."""
+        call = carrier.call
+        view = self._cluster.view(call.parsed)
+        plan = decide(
+            view,
+            call.parsed,
+            self._policy,
+            self._clock(),
+            self._rng,
+            entry=self._name,
+            options=carrier.elsewhere(target),
+            commit=False,
+        )
+        return isinstance(plan, Plan)
+
+
+def _carriable(call: Call, opened: Opened) -> bool:
+    """Whether an answer is a stream of events that we know how to carry."""
+    upstream = opened.upstream
+    streams = upstream.status == 200 and is_event_stream(upstream.headers)
+    return call.carries and streams and not any(name.lower() == "content-length" for name, _ in upstream.headers)
 
 
 def answer_headers(call: Call, plan: Plan) -> HeaderList:

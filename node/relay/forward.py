@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import itertools
+import os
 from collections.abc import Callable
 
 from node import load as load_vector
@@ -17,8 +19,10 @@ from node.errors import RemoteError
 from node.load import LoadVector
 from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
-from node.relay.answer import first_piece
+from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
+from node.relay.carry import hint
+from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER, GONE_PATH
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import HeaderList, internal
@@ -61,6 +65,22 @@ class PeerRunner:
         self._deadlines = deadlines
         self._downs = downs
         self._address_of = address_of
+        # Unique over restarts of this node: a peer may still run what the one before us asked for.
+        self._legs = (f"{os.urandom(4).hex()}.{number}" for number in itertools.count())
+
+    async def settled(self, opened: Opened) -> None:
+        """Wait, bounded, until a peer has ended an attempt that was closed here. One that is gone has ended it."""
+        address = self._address_of(opened.plan.target)
+        if address is None or not opened.leg:
+            return
+        request = UpstreamRequest("POST", PEER_PREFIX + GONE_PATH, [(CARRY_HEADER, opened.leg)], b"")
+        limit = self._deadlines.exchange_s
+        try:
+            plan = opened.plan
+            answer = await self._client.call(address, request, rid=plan.rid, plan=plan.header(), first_byte_s=limit)
+            await _read_refusal(answer, limit)
+        except UpstreamError:
+            return
 
     async def open(
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
@@ -81,7 +101,8 @@ class PeerRunner:
             taken.cancel()
 
     async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
-        request = UpstreamRequest(call.method, PEER_PREFIX + call.target, call.headers, call.parsed.body)
+        leg = next(self._legs) if call.carries else ""
+        request = UpstreamRequest(call.method, PEER_PREFIX + call.target, _headers(call, leg), call.parsed.body)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit) as timer:
@@ -93,10 +114,22 @@ class PeerRunner:
                     if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
                         await _read_refusal(upstream, self._deadlines.exchange_s)
                         return refusal
-                    first = await first_piece(upstream, method=call.method, deadline_s=limit)
+                    first = await first_part(
+                        upstream, method=call.method, deadline_s=limit, idle_s=self._deadlines.idle_s
+                    )
         except TimeoutError as error:
             raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
-        return _opened(plan, upstream, first, ours)
+        return _opened(plan, upstream, first, ours, leg)
+
+
+def _headers(call: Call, leg: str) -> HeaderList:
+    """The client's headers, and what a peer has to know to run a stream that we can carry."""
+    if not call.carries:
+        return call.headers
+    ours = [(CARRY_HEADER, leg)]
+    if call.parsed.continues:
+        ours.append((CHUNKS_HEADER, hint.encode(call.parsed.chunks, call.parsed.prompt_bytes)))
+    return [*call.headers, *ours]
 
 
 async def _read_refusal(upstream: UpstreamAnswer, deadline_s: float) -> None:
@@ -111,9 +144,9 @@ async def _read_refusal(upstream: UpstreamAnswer, deadline_s: float) -> None:
         raise
 
 
-def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, str]) -> Opened:
+def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, str], leg: str) -> Opened:
     passed: HeaderList = [(name, ours[name]) for name in _PASSED_ON if name in ours]
-    return Opened(plan, upstream, first, headers=passed)
+    return Opened(plan, upstream, first, headers=passed, leg=leg)
 
 
 def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | None:

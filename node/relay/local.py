@@ -7,6 +7,9 @@ Rules:
 3. The engine learns a request id of ours (unique per attempt, never the client's) only when our connector runs in
    it and the endpoint takes transfer parameters; a client's own parameters never reach it.
 4. Place, meter and KV bookkeeping end exactly once, with the attempt.
+5. Token ids are asked for here, on behalf of an entry that can carry the stream: this node alone knows whether its
+   engine understands that.
+6. A stream that falls silent is ended when its engine is taken to hang (`node.relay.carry.silence`).
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ from typing import Protocol
 
 from node.admission import Admission, Place
 from node.engine.client import EngineAddress
+from node.engine.vitals import Look
 from node.load import LoadVector
 from node.meter import LoadMeter
 from node.plan import Plan
 from node.prompt import splice
-from node.relay.answer import first_piece
+from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
+from node.relay.carry.engine_watch import EngineWatch
+from node.relay.carry.sentry import Sentry
 from node.relay.deadlines import Deadlines
 from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
@@ -68,6 +74,19 @@ class Engine(Protocol):
     @property
     def session(self) -> Session:
         """Connections to it."""
+        ...
+
+    @property
+    def takes_token_ids(self) -> bool:
+        """It is one that knows `return_token_ids`."""
+        ...
+
+    def look(self) -> Look | None:
+        """Look at its processes; None when it has none of ours."""
+        ...
+
+    def note_stall(self, why: str) -> None:
+        """Learn that one of its streams was given up for its silence."""
         ...
 
     def note_activity(self) -> None:
@@ -118,6 +137,11 @@ class LocalRunner:
         self._vector = vector
         self._clock = clock
         self._attempts = itertools.count(1)
+        self._watch = EngineWatch(engine, meter, clock)
+
+    def sign(self) -> None:
+        """Note a sign of life of the engine beside its answers."""
+        self._watch.heard(self._clock())
 
     async def open(
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
@@ -153,11 +177,13 @@ class LocalRunner:
         work.begin()
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         upstream = await open_upstream(base, self._request(work), first_byte_s=limit)
-        first = await first_piece(upstream, method=call.method, deadline_s=limit)
+        work.sentry = self._watch.guard(upstream, lambda: work.streaming)
+        first = await first_part(upstream, method=call.method, deadline_s=limit, idle_s=self._deadlines.idle_s)
         if engine_died(upstream.status, first):
             upstream.close()
             raise UpstreamBrokenError("its engine died")
         work.answered = upstream.status < 400
+        work.streaming = call.parsed.stream
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 
     def _prefill_ms(self, plan: Plan) -> float:
@@ -177,9 +203,17 @@ class LocalRunner:
         if not parsed.is_json:
             return parsed.body
         ours = self._kv.connected and parsed.path.rstrip("/").endswith(_KV_ENDPOINTS)
-        if not ours and not parsed.has_kv_params:
+        carriage = parsed.carriage
+        ask_ids = work.call.carries and carriage is not None and carriage.ask_ids and self._engine.takes_token_ids
+        if not ours and not parsed.has_kv_params and not ask_ids:
             return parsed.body
-        return splice(parsed.body, work.rid if ours else None, has_kv_params=parsed.has_kv_params)
+        return splice(
+            parsed.body,
+            work.rid if ours else None,
+            has_kv_params=parsed.has_kv_params,
+            ask_ids=ask_ids,
+            strip_ids=carriage is not None and carriage.strip_ids,
+        )
 
 
 def engine_died(status: int, first: bytes) -> bool:
@@ -200,6 +234,9 @@ class _Work:
         self._kv = runner._kv
         self._engine = runner._engine
         self._clock = runner._clock
+        self._watch = runner._watch
+        self.sentry: Sentry | None = None
+        self.streaming = False
         self._metered = False
         self._open = True
         self._next_note = 0.0
@@ -217,6 +254,7 @@ class _Work:
     def piece(self, data: bytes) -> None:
         """A piece of the answer came."""
         now = self._clock()
+        self._watch.heard(now)
         if now >= self._next_note:
             self._next_note = now + NOTE_EVERY_S
             self._engine.note_activity()
@@ -228,6 +266,8 @@ class _Work:
         if not self._open:
             return
         self._open = False
+        if self.sentry is not None:
+            self.sentry.close()
         self._place.leave()
         self._kv.end(self.rid, whole=whole and self.answered)
         if self._metered:

@@ -8,7 +8,8 @@ from typing import Protocol
 from node.load import LoadVector
 from node.plan import Plan, Refusal
 from node.prompt import ParsedRequest
-from node.relay.call import Call, Outcome
+from node.relay.call import Call, Opened, Outcome
+from node.relay.carry.lost import Lost
 from node.view import ClusterView
 
 
@@ -35,6 +36,10 @@ class Cluster(Protocol):
         """Learn that a target answered."""
         ...
 
+    def row_age_s(self, target: str) -> float:
+        """Seconds since a target's newest load row was true; infinite for a stranger."""
+        ...
+
 
 def unnoticed() -> None:
     """Do nothing: for whoever does not care when a target has taken a request."""
@@ -47,6 +52,14 @@ class Runner(Protocol):
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
     ) -> Outcome:
         """Try the plan's target once. ``admitted`` is called as soon as the target has taken the request."""
+        ...
+
+
+class Peers(Runner, Protocol):
+    """The runner on peers."""
+
+    async def settled(self, opened: Opened) -> None:
+        """Wait, bounded, until the peer has ended an attempt that was closed here."""
         ...
 
 
@@ -67,6 +80,10 @@ class Notes(Protocol):
 
     def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
         """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
+        ...
+
+    def carried(self, lost: Lost, seconds: float, failed: str) -> None:
+        """A stream that lost its leg goes on after ``seconds``, or failed to, for the reason that is given."""
         ...
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:

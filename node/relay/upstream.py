@@ -8,6 +8,7 @@ exchange already closed, which aborts the work there.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from node.errors import RemoteError
@@ -33,6 +34,14 @@ class UpstreamBrokenError(UpstreamError):
 
 class UpstreamSilentError(UpstreamError):
     """Nothing came within the deadline."""
+
+
+class UpstreamStalledError(UpstreamError):
+    """Nothing more came of a stream that had begun, and whoever should have sent it gives no sign of work."""
+
+
+class UpstreamMovedError(UpstreamError):
+    """Nothing is wrong: whoever runs it wants to be rid of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +72,14 @@ class Base:
 class UpstreamAnswer:
     """An answer whose status and headers have arrived."""
 
-    __slots__ = ("_connection", "headers", "reason", "status")
+    __slots__ = ("_connection", "_fault", "headers", "reason", "status", "waiting_since")
 
     def __init__(self, connection: Connection) -> None:
         #: None once the exchange has ended: the connection may be somebody else's then.
         self._connection: Connection | None = connection
+        self._fault: UpstreamError | None = None
+        #: Monotonic seconds since when somebody waits for the next piece; None while nobody does.
+        self.waiting_since: float | None = None
         self.status = connection.status
         self.reason = connection.reason
         self.headers: HeaderList = [
@@ -79,14 +91,27 @@ class UpstreamAnswer:
         """Return the next piece of the body as it came, b"" at its end.
 
         :raises UpstreamBrokenError: the body was cut short.
+        :raises UpstreamError: what `fail` was given.
         """
+        if self._fault is not None:
+            raise self._fault
         if self._connection is None:
             raise UpstreamBrokenError("the exchange was ended")
+        self.waiting_since = time.monotonic()
         try:
             return await self._connection.piece()
         except OSError as error:
             self.close()
-            raise UpstreamBrokenError(describe(error)) from error
+            raise self._fault or UpstreamBrokenError(describe(error)) from error
+        finally:
+            self.waiting_since = None
+
+    def fail(self, error: UpstreamError) -> None:
+        """End the exchange, which aborts its work; whoever reads it gets this error."""
+        if self._fault is None and self._connection is not None:
+            self._fault = error
+            self._connection.fail(ConnectionAbortedError(str(error)))
+            self.close()
 
     async def read_all(self, limit: int) -> bytes:
         """Return a small body whole.

@@ -59,24 +59,23 @@ class Frames:
             "logprobs": None,
             "finish_reason": None,
         }
-        extra: dict[str, object] = {}
-        if self._ask.return_token_ids:
-            extra["prompt_token_ids"] = unpack(self._ask.prompts[0])
-        return self._event([choice], extra)
+        ids = unpack(self._ask.prompts[0]) if self._ask.return_token_ids else None
+        return self._event([choice], {"prompt_token_ids": ids, "prompt_text": None})
 
     def tokens(self, index: int, script: Script, start: int, stop: int) -> bytes:
         """The event of tokens `start` to `stop` of a choice; the last one says why it ends."""
         last = stop == len(script.tokens)
         text = "".join(script.pieces[start:stop])
-        choice: dict[str, object] = {"index": index, "logprobs": None}
+        choice: dict[str, object] = {"index": index}
         choice |= {"delta": {"content": text}} if self._ask.chat else {"text": text}
-        choice["finish_reason"] = script.finish_reason if last else None
+        choice |= {"logprobs": None, "finish_reason": script.finish_reason if last else None}
         if last or not self._ask.chat:
             choice["stop_reason"] = script.stop_reason if last else None
-        if self._ask.return_token_ids:
-            choice["token_ids"] = list(script.tokens[start:stop])
-            if start == 0 and not self._ask.chat:
-                choice["prompt_token_ids"] = unpack(self._ask.prompts[index // self._ask.choices])
+        asked = self._ask.return_token_ids
+        if not self._ask.chat:
+            first = asked and start == 0
+            choice["prompt_token_ids"] = unpack(self._ask.prompts[index // self._ask.choices]) if first else None
+        choice["token_ids"] = list(script.tokens[start:stop]) if asked else None
         return self._event([choice], {})
 
     def usage(self, usage: Usage) -> bytes:
@@ -85,7 +84,8 @@ class Frames:
 
     def _event(self, choices: list[dict[str, object]], extra: dict[str, object]) -> bytes:
         kind = "chat.completion.chunk" if self._ask.chat else self._kind
-        return b"data: " + orjson.dumps({**self._base, "object": kind, "choices": choices, **extra}) + b"\n\n"
+        base = {"id": self._base["id"], "object": kind, **self._base}
+        return b"data: " + orjson.dumps({**base, "choices": choices, **extra}) + b"\n\n"
 
     def _choice(self, index: int, script: Script) -> dict[str, object]:
         choice: dict[str, object] = {"index": index, "logprobs": None}

@@ -36,10 +36,11 @@ def write(ask: Ask, prompt: bytes, choice: int, *, max_model_len: int, tokenizer
     reason = "stop" if tokens[-1] == END else "length"
     pieces = [tokenizer.piece(token) for token in tokens]
     stop = _first_stop("".join(pieces), ask, pieces)
+    held = 0 if ask.include_stop else max(map(len, ask.stop), default=1) - 1
     if stop is None:
-        return Script(tuple(tokens), tuple(pieces), reason)
+        return Script(tuple(tokens), _shown(pieces, sum(map(len, pieces)), held), reason)
     text, shown_to, last = stop
-    return Script(tuple(tokens[: last + 1]), _shown(pieces[: last + 1], shown_to), "stop", text)
+    return Script(tuple(tokens[: last + 1]), _shown(pieces[: last + 1], shown_to, held), "stop", text)
 
 
 def _first_stop(whole: str, ask: Ask, pieces: list[str]) -> tuple[str, int, int] | None:
@@ -56,9 +57,12 @@ def _first_stop(whole: str, ask: Ask, pieces: list[str]) -> tuple[str, int, int]
     raise AssertionError("a stop string lies within the text")
 
 
-def _shown(pieces: list[str], end: int) -> tuple[str, ...]:
-    shown, start = [], 0
-    for piece in pieces:
-        shown.append(piece[: max(0, end - start)])
-        start += len(piece)
+def _shown(pieces: list[str], end: int, held: int) -> tuple[str, ...]:
+    """What each token shows of the first `end` characters: `held` of them lag until the last token, as in vLLM."""
+    whole, shown, reach, told = "".join(pieces), [], 0, 0
+    for index, piece in enumerate(pieces):
+        reach += len(piece)
+        to = end if index == len(pieces) - 1 else max(told, min(reach - held, end))
+        shown.append(whole[told:to])
+        told = to
     return tuple(shown)

@@ -17,11 +17,13 @@ from node.admission import Ticket, WaitingRoom
 from node.assembly import Node
 from node.engine.client import EngineAddress, open_session
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineReady, EngineState
+from node.engine.vitals import Look
 from node.relay.deadlines import Deadlines
 from node.relay.session import Session
 from node.settings import Settings, make_settings
 from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.engine import FakeEngine
+from tests.node.fakes.faulty import FaultyEngine
 
 FAST_GOSSIP = GossipConfig.loopback(
     gossip_interval_s=0.05, push_pull_interval_s=1.0, redial_min_s=0.1, leave_timeout_s=0.1
@@ -31,11 +33,13 @@ FAST_GOSSIP = GossipConfig.loopback(
 class FakeSupervisor:
     """Stands between a node and a `FakeEngine`; the test says when the engine is up and down."""
 
-    def __init__(self, fake: FakeEngine, listener: Callable[[EngineEvent], None]) -> None:
+    def __init__(self, fake: FakeEngine | FaultyEngine, listener: Callable[[EngineEvent], None]) -> None:
         self.fake = fake
         self.address = EngineAddress(socket=fake.path)
         self.ready = False
         self.reason = "still loading"
+        self.takes_token_ids = False
+        self.stalls: list[str] = []
         self.notes = 0
         self._listener = listener
         self._session: Session | None = None
@@ -61,6 +65,12 @@ class FakeSupervisor:
         self.ready, self.reason = False, reason
         self._listener(EngineDown(state, reason))
 
+    def look(self) -> Look | None:
+        return None
+
+    def note_stall(self, why: str) -> None:
+        self.stalls.append(why)
+
     def note_activity(self) -> None:
         self.notes += 1
 
@@ -71,9 +81,9 @@ class FakeSupervisor:
 class Member:
     """One node with its engine."""
 
-    def __init__(self, node: Node, fake: FakeEngine) -> None:
+    def __init__(self, node: Node, engine: FakeEngine | FaultyEngine) -> None:
         self.node = node
-        self.fake = fake
+        self.engine = engine
         self._changed = asyncio.Event()
         node.registry.subscribe(self._changed.set)
         node.room = self._watched(node.room)
@@ -114,6 +124,16 @@ class Member:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def fake(self) -> FakeEngine:
+        assert isinstance(self.engine, FakeEngine)
+        return self.engine
+
+    @property
+    def faulty(self) -> FaultyEngine:
+        assert isinstance(self.engine, FaultyEngine)
+        return self.engine
+
+    @property
     def supervisor(self) -> FakeSupervisor:
         supervisor = self.node.engine
         assert isinstance(supervisor, FakeSupervisor)
@@ -148,10 +168,14 @@ class Cluster:
         models: Sequence[str] = ("m",),
         up: bool = True,
         deadlines: Deadlines | None = None,
+        engine: FaultyEngine | None = None,
         **settings: Any,
     ) -> Member:
-        """Start a node that joins the others; its engine is ready at once unless ``up`` is False."""
-        fake = await FakeEngine(self.folder / f"{name}.fake", models).start()
+        """Start a node that joins the others; its engine is ready at once unless ``up`` is False.
+
+        ``engine``: this one, that gives token ids, in place of a `FakeEngine`.
+        """
+        fake = await (engine or FakeEngine(self.folder / f"{name}.fake", models)).start()
         self._stack.push_async_callback(fake.close)
         seeds = tuple(join_address(*member.node.gossip.address) for member in self.members[:1])
         node = Node(
@@ -162,6 +186,7 @@ class Cluster:
             rng=random.Random(name),
         )
         member = Member(node, fake)
+        member.supervisor.takes_token_ids = engine is not None
         await node.start()
         self._stack.push_async_callback(node.stop)
         if up:

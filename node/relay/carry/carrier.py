@@ -1,0 +1,274 @@
+"""Finding the way on for one stream whose leg was lost.
+
+A leg is one attempt to run the request, or the rest of it. The order of the ways (docs/http.md has the table):
+
+1. All choices have ended: nothing is left to compute, the last events are written here.
+2. Nothing that was computed has been shown: the request runs again from its beginning, whatever it is.
+3. By tokens, where the request allows it and the engine told the ids.
+4. Again and verified, where a second run says the same.
+
+What the request has tried (`Attempts`) stays the same object over all legs: a target that was lost is left out, and a
+request that broke too many of them is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import orjson
+
+from node.plan import Plan, RouteOptions
+from node.prompt import ParsedRequest
+from node.prompt.carriage import COMPLETIONS
+from node.prompt.parse import load_object
+from node.relay.attempts import Attempts
+from node.relay.call import Call, Opened
+from node.relay.carry.continuation import (
+    Asked,
+    CannotCarryError,
+    Needed,
+    Strand,
+    asked,
+    body,
+    left,
+    needed,
+    prompt,
+    settle,
+    strands,
+)
+from node.relay.carry.convert import Converter, ending
+from node.relay.carry.lost import Lost
+from node.relay.carry.record import Record
+from node.relay.carry.replay import Replay
+from node.relay.upstream import UpstreamError
+from node.view import ClusterView
+
+#: Seconds that a broken stream waits for a place elsewhere: longer and its client gives up first.
+CARRY_WAIT_S = 30.0
+#: Seconds for the tokenizer's answer, its longest body in bytes, and questions to it for one choice: a character is at
+#: most four bytes, so at most so many tokens.
+DETOKENIZE_S = 5.0
+MAX_TEXT = 16 * 1024 * 1024
+MAX_QUESTIONS = 5
+
+Finish = Callable[[bool], None]
+Open = Callable[[Attempts], Awaitable[tuple[Opened, Finish]]]
+
+
+class Translator(Protocol):
+    """One leg's events in, the client's events out."""
+
+    @property
+    def done(self) -> bool:
+        """The client has the whole answer."""
+        ...
+
+    def take(self, event: bytes) -> bytes:
+        """What the client sees of an event. Raises `RemoteError`, which loses the leg."""
+        ...
+
+
+@dataclass(slots=True)
+class Leg:
+    """An opened attempt and how its events are read."""
+
+    opened: Opened
+    finish: Finish
+    translator: Translator
+
+    def end(self, whole: bool) -> None:
+        """Give back all that it holds; aborts the work unless it was whole."""
+        self.opened.end(whole)
+        self.finish(whole)
+
+
+class Carrier:
+    """Carries one request. `open_attempt` is the dispatcher's way to run an attempt; it raises what that raises."""
+
+    def __init__(self, call: Call, attempt: Attempts, open_attempt: Open, clock: Callable[[], float]) -> None:
+        carriage = call.parsed.carriage
+        assert carriage is not None
+        self.call = call
+        self._attempt = attempt
+        self._open = open_attempt
+        self._clock = clock
+        self.carriage = carriage
+        self.record = Record(own_ids=carriage.own_ids, choices=call.parsed.prompts * call.parsed.answers)
+        self._fields: Mapping[str, object] | None = None
+
+    def why_not(self) -> str:
+        """Why it could not be carried now, empty when it could."""
+        record, carriage = self.record, self.carriage
+        if record.blind:
+            return record.blind
+        if record.complete or not record.begun or not carriage.again:
+            return ""
+        if carriage.tokens:
+            return f"{carriage.tokens}; {carriage.again}"
+        try:
+            strands(record, self._asked())
+        except CannotCarryError as error:
+            return f"{error}; {carriage.again}"
+        return ""
+
+    def elsewhere(self, target: str) -> RouteOptions:
+        """The routing options of this stream's next leg, as if ``target`` were lost."""
+        options = self._attempt.options()
+        return replace(options, visited=(*options.visited, target), force_target=None, force_source=None)
+
+    def ending(self) -> bytes:
+        """The last events of an answer that has all its tokens."""
+        return ending(self.record, self._asked())
+
+    async def next_leg(self, lost: Lost) -> Leg | None:
+        """The leg that goes on; None when nothing is left to compute.
+
+        :raises CannotCarryError: there is no way.
+        :raises Refused: there is one, and nobody takes it.
+        """
+        if self.record.complete and not self.record.blind:
+            return None
+        if why := self.why_not():
+            raise CannotCarryError(why)
+        attempt = self._attempt
+        if lost.moved:
+            attempt.leave_target(lost.target)
+        else:
+            attempt.fail(lost.target, lost.why, reached=True)
+        if attempt.exhausted:
+            raise CannotCarryError("as many nodes as may be tried failed with this request")
+        if not self.carriage.tokens and self.record.begun:
+            try:
+                return await self._by_tokens()
+            except CannotCarryError:
+                if self.carriage.again:
+                    raise
+        return await self._again()
+
+    # --- again
+
+    async def _again(self) -> Leg:
+        record = self.record
+        opened, finish = await self._open_leg(self.call, None)
+        return Leg(opened, finish, Replay(record) if record.choices else record)
+
+    # --- by tokens
+
+    async def _by_tokens(self) -> Leg:
+        record, ask = self.record, self._asked()
+        found = strands(record, ask)
+        for question in needed(record, ask, found):
+            strand = next(strand for strand in found if strand.index == question.index)
+            await self._settle(strand, question)
+        fitted = 0
+
+        def fit(plan: Plan, view: ClusterView) -> Call:
+            nonlocal fitted
+            fitted = _context(plan, view)
+            sent = body(record, ask, self._body(), found, context=fitted)
+            return replace(outline, parsed=replace(outline.parsed, body=sent))
+
+        outline = self._outline(ask, found)
+        opened, finish = await self._open_leg(outline, fit)
+        own, shows = self.carriage.own_ids, record.shows_ids
+        return Leg(opened, finish, Converter(record, ask, found, own_ids=own, context=fitted, shows_ids=shows))
+
+    def _outline(self, ask: Asked, found: list[Strand]) -> Call:
+        """The call that computes the rest, as routing sees it. Its body depends on the target."""
+        record, parsed = self.record, self.call.parsed
+        lengths = [len(prompt(record, strand)) for strand in found]
+        continued = ParsedRequest(
+            path=COMPLETIONS,
+            model=parsed.model,
+            stream=True,
+            # The client's own: its KV is known by them. The prompt is as many bytes longer as it is tokens longer, so
+            # that what a chunk stands for stays the same.
+            chunks=parsed.chunks,
+            prompt_bytes=round(parsed.prompt_bytes * max(lengths) / max(1, len(record.prompt_ids or ()))),
+            est_prompt_tokens=sum(lengths),
+            exact_tokens=True,
+            max_tokens=None if ask.limit is None else max(left(record, ask, strand, context=0) for strand in found),
+            is_json=True,
+            prompts=len(found),
+            carriage=replace(self.carriage, own_ids=False, ask_ids=True, strip_ids=False),
+            continues=True,
+        )
+        return replace(self.call, target=COMPLETIONS, parsed=continued)
+
+    async def _settle(self, strand: Strand, question: Needed) -> None:
+        before = await self._text(question.context)
+        for _ in range(MAX_QUESTIONS):
+            whole = await self._text(question.context + question.tokens[: strand.keep])
+            if settle(strand, self.record.choices[strand.index], self._asked(), before, whole):
+                return
+        raise CannotCarryError("the tokens so far end in half a character")
+
+    async def _text(self, tokens: tuple[int, ...]) -> str:
+        """The text of token ids, from any node's tokenizer."""
+        parsed = ParsedRequest(
+            path="/detokenize",
+            model=self.call.parsed.model,
+            body=orjson.dumps({"model": self.call.parsed.model, "tokens": tokens}),
+            is_json=True,
+        )
+        call = replace(self.call, target="/detokenize", parsed=parsed, options=self.elsewhere(""), carries=False)
+        asking = Attempts(call, self._clock() + DETOKENIZE_S)
+        asking.stood = True
+        opened, finish = await self._open(asking)
+        whole = False
+        try:
+            answer = opened.first + await opened.upstream.read_all(MAX_TEXT)
+            whole = opened.upstream.status == 200
+        except UpstreamError as error:
+            raise CannotCarryError(f"the tokenizer of {opened.plan.target} did not answer: {error}") from error
+        finally:
+            opened.end(whole)
+            finish(whole)
+        return _prompt_of(answer)
+
+    # --- both
+
+    async def _open_leg(self, call: Call, fit: Callable[[Plan, ClusterView], Call] | None) -> tuple[Opened, Finish]:
+        attempt = self._attempt
+        attempt.call = replace(call, options=replace(call.options, force_target=None, force_source=None))
+        attempt.fit = fit
+        attempt.deadline = self._clock() + CARRY_WAIT_S
+        attempt.stood = True  # it had its turn: it goes to the head of the line
+        attempt.again()
+        while True:
+            opened, finish = await self._open(attempt)
+            status = opened.upstream.status
+            if status == 200:
+                return opened, finish
+            opened.end(False)
+            finish(False)
+            attempt.fail(opened.plan.target, f"it refused the rest of the answer with status {status}", reached=True)
+            if attempt.exhausted:
+                raise CannotCarryError("as many nodes as may be tried refused the rest of it")
+
+    def _body(self) -> Mapping[str, object]:
+        if self._fields is None:
+            self._fields = load_object(self.call.parsed.body)
+        return self._fields
+
+    def _asked(self) -> Asked:
+        return asked(self.call.parsed.path, self._body())
+
+
+def _context(plan: Plan, view: ClusterView) -> int:
+    """The longest sequence of the plan's target, 0 when it is not known."""
+    candidate = view.get(plan.target)
+    info = candidate.models.get(plan.model) if candidate is not None else None
+    return info.max_model_len if info is not None else 0
+
+
+def _prompt_of(answer: bytes) -> str:
+    try:
+        text = orjson.loads(answer)["prompt"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotCarryError("the tokenizer did not answer with text") from error
+    if not isinstance(text, str):
+        raise CannotCarryError("the tokenizer did not answer with text")
+    return text

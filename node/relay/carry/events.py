@@ -1,0 +1,113 @@
+"""Server-sent events in an answer's bytes: cut into whole events, and read.
+
+The bytes come in pieces that split anywhere. An event ends with an empty line; JSON in one line holds no line break, so
+no escaping has to be known here. `read` raises `RemoteError` and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+from node.errors import RemoteError
+
+#: Longest event, bytes: the ids of a prompt of a million tokens fit.
+MAX_EVENT = 16 * 1024 * 1024
+
+DONE = b"data: [DONE]\n\n"
+
+_DATA = b"data:"
+_COMMENT = b":"
+
+
+class EventSplitter:
+    """Pieces in, whole events out, each with the empty line that ends it."""
+
+    __slots__ = ("_held", "_seen")
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._seen = 0  # bytes of it that are known to hold no end
+
+    @property
+    def partial(self) -> bool:
+        """Whether an event has begun and not ended."""
+        return bool(self._held)
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The events that this piece completes.
+
+        :raises RemoteError: one is longer than `MAX_EVENT`.
+        """
+        if not self._held and piece.endswith(b"\n\n") and piece.count(b"\n") == 2:
+            return [piece]  # nearly always: a piece is an event of one line
+        held = self._held
+        held += piece
+        events: list[bytes] = []
+        start = 0
+        while (end := _end(held, max(start, self._seen - 2))) >= 0:
+            events.append(bytes(held[start:end]))
+            start = end
+            self._seen = end
+        del held[:start]
+        self._seen = len(held)
+        if len(held) > MAX_EVENT:
+            raise RemoteError(f"an event of more than {MAX_EVENT} bytes")
+        return events
+
+
+def _end(held: bytearray, start: int) -> int:
+    """Where the first event ends, -1 when it does not."""
+    plain = held.find(b"\n\n", start)
+    crlf = held.find(b"\n\r\n", start)
+    if crlf >= 0 and (plain < 0 or crlf < plain):
+        return crlf + 3
+    return plain + 2 if plain >= 0 else -1
+
+
+def read(event: bytes) -> dict[str, Any] | None:
+    """The JSON object of an event; None for a comment, for `[DONE]` and for what carries no data.
+
+    :raises RemoteError: its data is no JSON object.
+    """
+    if not event.startswith(_DATA):
+        return None
+    data = event[5:].strip()
+    try:
+        value = orjson.loads(data)
+    except ValueError:
+        if data in (b"[DONE]", b""):
+            return None
+        value = _lenient(data)
+    if not isinstance(value, dict):
+        raise RemoteError("an event that is no JSON object")
+    return value
+
+
+def _lenient(data: bytes) -> object:
+    """What orjson refuses and some engines write: NaN, lone surrogates."""
+    try:
+        value: object = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RemoteError("an event that is no JSON") from error
+    return value
+
+
+def is_done(event: bytes) -> bool:
+    """Whether this event says that the stream is whole."""
+    return event.startswith(_DATA) and event[5:].strip() == b"[DONE]"
+
+
+def is_comment(event: bytes) -> bool:
+    """Whether this event is only a comment."""
+    return event.startswith(_COMMENT)
+
+
+def write(value: dict[str, Any]) -> bytes:
+    """The event with this JSON object. Lone surrogates are written as escapes."""
+    try:
+        return b"data: " + orjson.dumps(value) + b"\n\n"
+    except TypeError:
+        return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
