@@ -22,7 +22,6 @@ from typing import Protocol
 
 from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
-from gossip.discovery import MdnsDiscovery
 from node import __version__, addresses, banner
 from node.admission import Admission
 from node.digest import PrefixDigest
@@ -222,6 +221,8 @@ class Node:
     async def _start_discovery(self) -> None:
         if not self.settings.mdns:
             return
+        from gossip.discovery import MdnsDiscovery  # zeroconf: the node answers already while it is loaded
+
         identity = self.gossip.identity
         discovery = MdnsDiscovery(identity, interfaces=[identity.host] if is_loopback(identity.host) else None)
         self._stack.push_async_callback(discovery.close)

@@ -82,8 +82,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._target = b""
         self._pairs: HeaderList = []
-        self._headers = 0
-        self._header_bytes = 0
+        self._raw: list[tuple[bytes, bytes]] = []
         self._body: Body | None = None
         self._in_head = True
         #: The bytes just taken had the end of a request in them.
@@ -168,7 +167,7 @@ class Connection(asyncio.Protocol):
             if name.lower() != "upgrade"
         ]
         self._parser = HttpRequestParser(self)
-        self._target, self._pairs, self._headers, self._header_bytes = b"", [], 0, 0
+        self._target, self._pairs = b"", []
         self._upgrading = False
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
@@ -190,24 +189,16 @@ class Connection(asyncio.Protocol):
             self._stop(414, "target_too_long", f"The target of a request may have {MAX_HEADER_LINE} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or one behind a body, which says nothing to us."""
-        if len(name) + len(value) > MAX_HEADER_LINE:
-            self._stop(431, "header_too_long", f"A header may have {MAX_HEADER_LINE} bytes.")
-        self._headers += 1
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > MAX_HEAD:
-            self._stop(431, "head_too_large", _HEAD_TOO_LARGE)
-        if self._headers > MAX_HEADERS:
-            self._stop(431, "too_many_headers", f"A request may have {MAX_HEADERS} headers.")
+        """Take a header, or one behind a body, which says nothing to us. They are bounded by what is read at once."""
         if self._in_head:
-            value = value.strip(b" \t")
-            self._pairs.append((name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape")))
+            self._raw.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Hand the request on; its body may still come."""
         parser = self._parser
         method = parser.get_method()
-        if parser.should_upgrade() and method != b"CONNECT" and not _offers_websocket(self._pairs):
+        pairs = self._pairs = self._decoded()
+        if parser.should_upgrade() and method != b"CONNECT" and not _offers_websocket(pairs):
             self._upgrading = True
             return
         version = parser.get_http_version()
@@ -222,13 +213,28 @@ class Connection(asyncio.Protocol):
             target=self._target.decode("utf-8", "surrogateescape"),
             http_1_1=version == "1.1",
             keep_alive=parser.should_keep_alive() and not parser.should_upgrade(),
-            pairs=self._pairs,
+            pairs=pairs,
             body=body,
             writer=Writer(self._flow),
             protocol=self,
             peername=self._peername,
         )
         self._queue(request)
+
+    def _decoded(self) -> HeaderList:
+        raw, self._raw = self._raw, []
+        if len(raw) > MAX_HEADERS:
+            self._stop(431, "too_many_headers", f"A request may have {MAX_HEADERS} headers.")
+        sizes = [len(name) + len(value) for name, value in raw]
+        if sum(sizes) > MAX_HEADER_LINE:  # else no line is longer
+            if max(sizes) > MAX_HEADER_LINE:
+                self._stop(431, "header_too_long", f"A header may have {MAX_HEADER_LINE} bytes.")
+            if sum(sizes) > MAX_HEAD:
+                self._stop(431, "head_too_large", _HEAD_TOO_LARGE)
+        return [
+            (name.decode("utf-8", "surrogateescape"), value.strip(b" \t").decode("utf-8", "surrogateescape"))
+            for name, value in raw
+        ]
 
     def _check_head(self, method: bytes, version: str) -> None:
         """Refuse what llhttp lets pass and HTTP/1.1 does not (RFC 9112, sections 3.2 and 6.1)."""
@@ -256,7 +262,7 @@ class Connection(asyncio.Protocol):
         if self._body is not None:
             self._body.end()
         self._body, self._in_head, self._ended = None, True, True
-        self._target, self._pairs, self._headers, self._header_bytes = b"", [], 0, 0
+        self._target, self._pairs = b"", []
 
     def _stop(self, status: int, code: str, message: str) -> None:
         self._refuse(status, code, message)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from aiohttp import HttpVersion11, web
 
@@ -39,29 +38,34 @@ class BodyRoom:
         self.limit = BODIES * max_body_mib * _MIB
         self.used = 0
 
-    @contextmanager
-    def hold(self) -> Iterator[Held]:
-        """Hold one body within the block."""
-        held = Held(self)
-        try:
-            yield held
-        finally:
-            self.used -= held.counted
+    def hold(self) -> Held:
+        """Hold one body within a `with` block."""
+        return Held(self)
 
 
 class Held:
     """One body's share of the room."""
 
+    __slots__ = ("_room", "counted")
+
     def __init__(self, room: BodyRoom) -> None:
         self._room = room
         self.counted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.used -= self.counted
 
     def grow(self, size: int) -> None:
         """The body has ``size`` bytes now.
 
         :raises ApiFailure: 429, there is no room.
         """
-        more = max(0, size - UNCOUNTED) - self.counted
+        more = size - UNCOUNTED - self.counted
+        if more <= 0:
+            return
         if self._room.used + more > self._room.limit:
             message = "The node holds too many large request bodies. Try again later."
             raise ApiFailure(ApiError(429, "too_many_bodies", message, retry_after_s=1))

@@ -271,7 +271,9 @@ class _Work:
             return
         self._open = False
         if self.sentry is not None:
-            self.sentry.close()
+            # It knows us: a cycle would hold the body until the collector comes.
+            sentry, self.sentry = self.sentry, None
+            sentry.close()
         self._place.leave()
         self._kv.end(self.rid, whole=whole and self.answered)
         if self._metered:
