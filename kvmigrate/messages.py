@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: Chunks of one LOOKUP: 8192 x 512 bytes of prompt = 4 MiB.
+MAX_CHUNKS: Final = 8192
+#: Blocks x ranks of one MANIFEST; as many fit MAX_CONTROL_BYTES.
+MAX_ENTRIES: Final = 8192
+#: Chains of one CHAINS; their hashes, and their chunks, are MAX_ENTRIES in all.
+MAX_CHAINS: Final = 256
+#: Blocks of one FETCH or PIN.
+MAX_FETCH: Final = 1024
+MAX_NAME: Final = 64
+MAX_TEXT: Final = 1024
+MAX_FILE_NAME: Final = 255
+#: Tokens of one chunk; a chunk is a few hundred bytes.
+MAX_LABEL_TOKENS: Final = 1 << 16
+#: Readable fields of a fingerprint.
+MAX_FIELDS: Final = 64
+MAX_FIELD_TEXT: Final = 256
+NONCE_BYTES: Final = 16
+PROOF_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)

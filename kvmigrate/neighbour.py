@@ -93,6 +93,10 @@ class NeighbourFile:
             digest.update(target[start : start + size])
         return digest.digest()
 
+    def unchanged(self, slot: int, generation: int) -> bool:
+        """Whether a slot still holds what the source said: tells a block that went away from one that is damaged."""
+        return ctypes.c_uint64.from_address(self._address + self.geometry.header_offset(slot)).value == generation
+
     def close(self) -> None:
         """Unmap. Idempotent."""
         if not self._map.closed:

@@ -109,6 +109,9 @@ class Puller:
         first one's result.
         """
         started = self._clock()
+        asked = [Source(sources)] if isinstance(sources, str) else list(sources)
+        if not asked:
+            return self._ended(PullResult(0, 0, 0.0, Reason.NOTHING))
         chain = tuple(chunks[: wire.MAX_CHUNKS])
         flight = self._flights.get(chain)
         joined = flight is not None
@@ -118,7 +121,6 @@ class Puller:
         elif self._closed or len(self._flights) >= self._limits.waiting:
             return self._ended(PullResult(0, 0, 0.0, Reason.BUSY))
         else:
-            asked = [Source(sources)] if isinstance(sources, str) else list(sources)
             flight = self._launch(asked, chain, Deadline(self._clock, deadline_s, self._limits.stall_s))
         try:
             # shielded: when this caller goes away, the blocks are still worth having

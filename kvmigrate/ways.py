@@ -140,10 +140,13 @@ class FromFile:
         deadline.wait()
         if not self._places:
             return Stopped("busy" if self._busy else "gone")
-        slot = self._places.popleft().slot
+        place_in_file = self._places.popleft()
         if target is None:
             return None
-        return Arrived(entry.digest, self._file.copy(slot, entry.nbytes, target))
+        found = self._file.copy(place_in_file.slot, entry.nbytes, target)
+        if found != entry.digest and not self._file.unchanged(*place_in_file):
+            return Stopped("gone")  # the source dropped it although it was pinned: its engine is another one now
+        return Arrived(entry.digest, found)
 
     def finish(self, deadline: Deadline) -> None:
         """Give the pins back."""

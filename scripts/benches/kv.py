@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benches import kv_eviction
 from benches.child import Child
 from benches.kv_source import ASK, LABEL, NO_DIGEST, SECRET, make_pool
 from benches.result import Result
@@ -61,7 +60,6 @@ def run(options: argparse.Namespace) -> Result:
             for size, block_bytes in SIZES.items():
                 asyncio.run(_rates(result, source, directory, size, block_bytes, pairs))
             asyncio.run(_lookups(result, source, directory, 10 * pairs))
-    kv_eviction.measure(result, quick=options.quick)
     result.note("tcp_limit: sendall / recv_into, one buffer each; same_memory: through as much memory as the blocks")
     result.note(
         "loop_blocked_*: how late a timer of 1 ms is in the source while it serves, waiting for a core included"

@@ -129,7 +129,7 @@ class _Client:
 
     async def one(self, seed: int, words: int) -> tuple[float, float, float]:
         """Seconds to the first token of a prompt: cold, local, pulled. Raises when a pull brought nothing."""
-        other, prompt = _prose(-seed, words), _prose(seed, words)
+        other, prompt = _prose(2 * seed, words), _prose(2 * seed + 1, words)
         cold, _ = await self._first(PULLER, other, {"x-grapevine-no-pull": "1"})
         await self._first(HOLDER, prompt, {"x-grapevine-no-pull": "1"})
         local, _ = await self._first(HOLDER, prompt, {"x-grapevine-no-pull": "1"})
@@ -148,7 +148,7 @@ class _Client:
         async def ask(number: int) -> int:
             async with turns:
                 body = {
-                    "prompt": _prose(1000 * seed + number, LOAD_WORDS),
+                    "prompt": _prose(1_000_000 + 1000 * seed + number, LOAD_WORDS),
                     "max_tokens": LOAD_TOKENS,
                     "ignore_eos": True,
                 }

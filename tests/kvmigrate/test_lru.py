@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from benches import traces
-from benches.kv_eviction import PlainLru, hit_ratio
+from benches.eviction import PlainLru, hit_ratio
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -163,12 +163,31 @@ async def test_a_source_that_points_at_other_places_of_its_file_delivers_nothing
 ) -> None:
     def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
         if isinstance(request, wire.Pin):
-            transport.send(wire.Pinned(tuple(wire.Place(slot, 2) for slot in (9, 8, 7, 6))), deadline)
+            transport.send(
+                wire.Pinned(tuple(wire.Place(b.index, b.generation) for b in reversed(source.lookup(chain(4))))),
+                deadline,
+            )
 
     bad = BadSource(lie, file=source.path.name, instance=source.header.instance)
     result = await pull(target, bad.address)
     assert (result.reason, result.blocks, result.corrupt) == (Reason.CORRUPT, 0, 1)
     bad.end()
+    holds(target, 0)
+
+
+async def test_a_pool_that_is_emptied_while_its_blocks_are_read_is_not_called_damaged(
+    source: BlockPool, target: BlockPool, server: TransferServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = NeighbourFile.copy
+
+    def too_late(self: NeighbourFile, slot: int, nbytes: int, room: memoryview) -> bytes:
+        if len(source.lookup(chain(20), use=False)) == 20:
+            source.configure(FINGERPRINT[::-1], BLOCK, 1)
+        return copy(self, slot, nbytes, room)
+
+    monkeypatch.setattr(NeighbourFile, "copy", too_late)
+    result = await pull(target, at(server))
+    assert (result.reason, result.blocks, result.corrupt) == (Reason.GONE, 0, 0)
     holds(target, 0)
 
 

@@ -69,6 +69,11 @@ def frame(kind: int, body: object) -> bytes:
     return wire._prefix(wire.Kind(kind), 0, len(raw), bytes(16)) + raw
 
 
+def entry(rank: int, nbytes: int) -> bytes:
+    """A row of a manifest."""
+    return bytes(32) + bytes([rank]) + nbytes.to_bytes(4, "big") + bytes(16)
+
+
 @given(MESSAGES)
 def test_every_message_comes_back_as_it_was_sent(message: wire.Message) -> None:
     assert decode(wire.encode(message)) == message
@@ -132,11 +137,15 @@ def test_a_damaged_frame_raises_the_remote_kind_or_is_a_message(message: wire.Me
     "raw",
     [
         frame(5, [bytes(16), 1, list(range(wire.MAX_CHUNKS + 1))]),
-        frame(7, [[[bytes(32), 0]] * (wire.MAX_FETCH + 1)]),
-        frame(6, ["", 0, [[bytes(32), 0, (256 << 20) + 1, bytes(16)]]]),
-        frame(6, ["", 0, [[bytes(32), 64, 1, bytes(16)]]]),
-        frame(6, ["x" * 256, 0, []]),
-        frame(6, ["", 2**64 - 1, [[bytes(32), 0, 1, bytes(16)]] * (wire.MAX_ENTRIES + 1)]),
+        frame(7, [bytes(33) * (wire.MAX_FETCH + 1)]),
+        frame(7, [bytes(32)]),
+        frame(7, [bytes(32) + b"\x40"]),
+        frame(6, ["", 0, entry(0, (256 << 20) + 1)]),
+        frame(6, ["", 0, entry(0, 0)]),
+        frame(6, ["", 0, entry(64, 1)]),
+        frame(6, ["", 0, entry(0, 1)[:-1]]),
+        frame(6, ["x" * 256, 0, b""]),
+        frame(6, ["", 2**64 - 1, entry(0, 1) * (wire.MAX_ENTRIES + 1)]),
         frame(17, [bytes(16), 1, [bytes(32)] * (wire.MAX_ENTRIES + 1)]),
         frame(18, [wire.MAX_ENTRIES + 1]),
         frame(19, [[[[], []]] * (wire.MAX_CHAINS + 1)]),

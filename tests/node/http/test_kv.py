@@ -217,14 +217,18 @@ async def test_where_the_source_fails_another_holder_gives_the_blocks(pair: Pair
     c = await pair.add("c")
     await pair.nodes.agree()
     await send(c, *force("c", "a"))
-    await b.until(lambda: _published(b, "c") == _published(a, "a"))
+    other = await pair.add("other", b"g" * 16)  # holds the prompt in blocks that fit nobody here
+    await pair.nodes.agree()
+    await send(other, *force("other"))
+    await b.until(lambda: _published(b, "c") == _published(a, "a") and _published(b, "other") > 0)
     assert a.node.kv.server is not None
     a.node.kv.server.close()
     answer = await send(b, *force("b", "a"))
     assert int(answer.one("x-grapevine-pulled-blocks") or 0) >= BLOCKS - 8
     shown = b.node.kv.peers.snapshot()
     assert shown["a"]["failures"] == {"unreachable": 1} and shown["c"]["failures"] == {}
-    assert shown["c"]["ways"] and b.node.kv.rates.peer("c").samples == 1
+    assert list(shown) == ["c", "a"] and shown["c"]["ways"]
+    assert b.node.kv.rates.peer("c").samples == 1
 
 
 async def test_a_node_is_warmed_with_what_another_uses_most_and_says_so_to_the_cluster(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Hit ratios of the pool's eviction on the real traces, against plain LRU: a part of `benches.kv`.
+"""Hit ratios of the KV pool's eviction on the real traces, against plain LRU.
 
 A request hits as many blocks as are here from its first block on; then all its blocks are stored and used, as the pool
 does it. Each trace is played as it is, and once more with a one-off prompt of SCAN_BLOCKS after every third request,
@@ -7,6 +7,7 @@ whose blocks are not counted.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Protocol
 
 from benches import traces
 from benches.result import Result
-from benches.traces import Arrival
+from benches.traces import BLOCK_TOKENS, Arrival
 from kvmigrate.lru import SegmentedLru
 
 #: Pool sizes, in blocks of 512 tokens: of an 8B model (64 MiB a block) 64 to 640 GiB, of a small one a few GiB.
@@ -110,20 +111,23 @@ def hit_ratio(arrivals: Sequence[Arrival] | Iterator[Arrival], cache: Cache) -> 
     return hits / asked if asked else 0.0
 
 
-def measure(result: Result, *, quick: bool) -> None:
-    """Add the figures, or say why there are none."""
-    for name in ("conversation",) if quick else ("conversation", "claude_code"):
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None."""
+
+
+def run(options: argparse.Namespace) -> Result:
+    """Measure on every trace that is here."""
+    result = Result("eviction", {})
+    for name in ("conversation",) if options.quick else ("conversation", "claude_code"):
         path = traces.find(name)
         if path is None:
             result.note(f"no hit ratios on {name}: the trace is not here")
             continue
         arrivals = _front(traces.load(path))
-        for capacity in CAPACITIES[1:2] if quick else CAPACITIES:
+        for capacity in CAPACITIES[1:2] if options.quick else CAPACITIES:
             for scan in (False, True):
-                ours, plain = (
-                    hit_ratio(with_scan(arrivals) if scan else arrivals, cache)
-                    for cache in (PoolEviction(capacity), PlainLru(capacity))
-                )
-                label = f"{name}{'_scan' if scan else ''}_{capacity}"
-                result.add(f"hit_ratio_{label}", ours)
-                result.add(f"hit_ratio_lru_{label}", plain)
+                label = f"{name}{'_scan' if scan else ''}_n{capacity}"
+                for kind, cache in (("hit_ratio", PoolEviction(capacity)), ("hit_ratio_lru", PlainLru(capacity))):
+                    result.add(f"{kind}_{label}", hit_ratio(with_scan(arrivals) if scan else arrivals, cache))
+    result.note(f"blocks of {BLOCK_TOKENS} tokens; the first {MOST_BLOCKS} blocks of a trace")
+    return result
