@@ -88,6 +88,15 @@ class Clients:
             await asyncio.sleep(max(0.0, due - loop.time()))
             self.send(session, self.asker.next())
 
+    async def closed_loop(self, session: aiohttp.ClientSession, width: int, until: float) -> None:
+        """Always have `width` requests under way, until then (monotonic seconds)."""
+
+        async def one_after_the_other() -> None:
+            while time.monotonic() < until:
+                await self._send(session, self.asker.next(), "")
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(width)))
+
     def send(self, session: aiohttp.ClientSession, asked: Asked, entry: str = "") -> None:
         """Send one request, first through `entry` when one is given."""
         task = asyncio.get_running_loop().create_task(self._send(session, asked, entry))

@@ -31,7 +31,7 @@ SOCKETS_PER_PEER, SOCKETS_BESIDES = 6, 24
 #: Files that come and go (a log that is turned, a look at /proc).
 FILES_SPARE = 4
 #: Gauges of /metrics that are 0 on a quiet node.
-GAUGES = ("active_requests", "queued_requests", "carried_open", "handovers_open")
+GAUGES = ("active_requests", "queued_requests", "queued_tokens")
 _CLOSE_WAIT = "08"
 
 

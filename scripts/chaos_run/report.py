@@ -76,11 +76,11 @@ class Report:
             "strikes_failed": len(self.failed),
             "refused_connections": self.counts["refused_connections"],
             "told_to_retry": self.counts["told_to_retry"],
-            "pause_p50_ms": _ms(pauses, 0.5),
-            "pause_p99_ms": _ms(pauses, 0.99),
-            "pause_max_ms": _ms(pauses, 1.0),
-            "ttft_p50_ms": _ms(firsts, 0.5),
-            "ttft_p99_ms": _ms(firsts, 0.99),
+            "pause_p50_ms": milliseconds(pauses, 0.5),
+            "pause_p99_ms": milliseconds(pauses, 0.99),
+            "pause_max_ms": milliseconds(pauses, 1.0),
+            "ttft_p50_ms": milliseconds(firsts, 0.5),
+            "ttft_p99_ms": milliseconds(firsts, 0.99),
             **self._by_cause(streams),
             "no_cuts": self.no_cuts,
             **self.more,
@@ -92,8 +92,8 @@ class Report:
         for cause, words in CAUSES.items():
             pauses = sorted(s.pause_s for s in streams if self.verdict.carried[s.asked.rid] in words)
             told[f"carried_{cause}"] = len(pauses)
-            told[f"pause_{cause}_p50_ms"] = _ms(pauses, 0.5)
-            told[f"pause_{cause}_max_ms"] = _ms(pauses, 1.0)
+            told[f"pause_{cause}_p50_ms"] = milliseconds(pauses, 0.5)
+            told[f"pause_{cause}_max_ms"] = milliseconds(pauses, 1.0)
         return told
 
     @property
@@ -120,6 +120,6 @@ def _told(sent: Sent) -> str:
     return f"{sent.asked.rid} ({kind}, {sent.asked.path}) through {sent.entry}: {sent.why}"
 
 
-def _ms(ordered: Sequence[float], share: float) -> float | None:
+def milliseconds(ordered: Sequence[float], share: float) -> float | None:
     """A quantile of sorted seconds, in milliseconds; None without any."""
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000.0, 1) if ordered else None
