@@ -129,6 +129,7 @@ class Node:
         self.engine = engine(settings, self.reporter.on_engine)
         self.client = PeerClient(settings.name, self.signer, self.deadlines)
         self.local = self._make_local()
+        self.kv.on_report = self.local.sign
         self.dispatcher = self._make_dispatcher()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)

@@ -72,6 +72,8 @@ class KvSide:
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
         self._clock = clock
+        #: Called at each report of the engine.
+        self.on_report: Callable[[], None] = lambda: None
         self.rates = RateBook()
         self.hello: link.Hello | None = None
         self._scheduler = False
@@ -186,6 +188,7 @@ class KvSide:
 
     def _on_link(self, event: LinkEvent) -> None:
         now = self._clock()
+        self.on_report()
         match event:
             case link.Hello():
                 self._on_hello(event)

@@ -1,7 +1,7 @@
 """Whether an engine's processes do anything, from /proc: a busy engine uses processor time, a hung one does not.
 
-Two looks are needed, some time apart. A process that waits for a processor, or for the disk, counts as working: on a host
-with too little of either it is slow, not dead. A stopped one (SIGSTOP, a debugger) never does.
+Two looks are needed, some time apart. A process that waits for a processor, or for the disk, counts as working: on a
+host with too little of either it is slow, not dead. A stopped one (SIGSTOP, a debugger) never does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Share of one processor that all its processes together use at least when they work. An idle engine of vLLM uses 1-2 %.
+#: Share of one processor that all its processes together use at least when they work. An idle vLLM uses 1-2 %.
 WORKING_SHARE = 0.05
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

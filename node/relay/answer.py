@@ -29,6 +29,9 @@ from node.relay.upstream import UpstreamAnswer, UpstreamError, UpstreamSilentErr
 #: The watchdog moves at most this often, in seconds: a timer per piece would cost more than the piece.
 _WATCH_STEP_S = 1.0
 
+#: Longest JSON answer that is held back until it is whole, bytes.
+MAX_WHOLE = 4 * 1024 * 1024
+
 _NO_BODY_STATUS = frozenset({204, 304})
 
 
@@ -220,6 +223,34 @@ def cut(request: web.BaseRequest) -> None:
     """Cut the client's connection, so that a truncated answer cannot look complete."""
     if request.transport is not None:
         request.transport.abort()
+
+
+async def first_part(upstream: UpstreamAnswer, *, method: str, deadline_s: float, idle_s: float) -> bytes:
+    """Wait for what makes an answer worth relaying: its first piece, or of a JSON answer of known length all of it.
+
+    The client of such an answer can do nothing with a part, and as long as it has none the request can run elsewhere.
+    Raises what `first_piece` raises; each further piece may take ``idle_s`` seconds.
+    """
+    first = await first_piece(upstream, method=method, deadline_s=deadline_s)
+    if not first or not 0 < _json_length(upstream.headers) <= MAX_WHOLE:
+        return first
+    parts = [first]
+    left = _json_length(upstream.headers) - len(first)
+    while left > 0:
+        piece = await first_piece(upstream, method=method, deadline_s=idle_s)
+        if not piece:
+            break
+        parts.append(piece)
+        left -= len(piece)
+    return b"".join(parts)
+
+
+def _json_length(headers: HeaderList) -> int:
+    """The length of a JSON body, 0 where it is something else or not known."""
+    given = {name.lower(): value for name, value in headers}
+    length = given.get("content-length", "")
+    json = given.get("content-type", "").lower().startswith("application/json")
+    return int(length) if json and length.isascii() and length.isdecimal() and len(length) < 16 else 0
 
 
 async def first_piece(upstream: UpstreamAnswer, *, method: str, deadline_s: float) -> bytes:

@@ -37,6 +37,7 @@ class Attempts:
         self._busy: list[str] = []
         self._broken = 0
         self._failures: dict[str, str] = {}
+        self._left = ""
         self._refusal: Refusal | None = None
 
     @property
@@ -46,7 +47,8 @@ class Attempts:
 
     def options(self) -> RouteOptions:
         """The routing options with what was tried."""
-        return replace(self.call.options, visited=(*self._failures, *self._busy))
+        left = (self._left,) if self._left else ()
+        return replace(self.call.options, visited=(*self._failures, *self._busy, *left))
 
     def fitted(self, plan: Plan, view: ClusterView) -> Call:
         """The call for the target of a plan."""
@@ -63,6 +65,10 @@ class Attempts:
         """A target could not begin. ``reached``: it had the request."""
         self._failures[target] = why
         self._broken += reached
+
+    def leave_target(self, target: str) -> None:
+        """A target that is in order wants to be rid of it: not there again, until the next one says so."""
+        self._left = target
 
     @property
     def exhausted(self) -> bool:

@@ -19,7 +19,7 @@ from node.errors import RemoteError
 from node.load import LoadVector
 from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
-from node.relay.answer import first_piece
+from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry import hint
 from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER, GONE_PATH
@@ -69,7 +69,7 @@ class PeerRunner:
         self._legs = (f"{os.urandom(4).hex()}.{number}" for number in itertools.count())
 
     async def settled(self, opened: Opened) -> None:
-        """Wait until a peer has ended an attempt that was closed here; bounded, and a peer that is gone has ended it."""
+        """Wait, bounded, until a peer has ended an attempt that was closed here. One that is gone has ended it."""
         address = self._address_of(opened.plan.target)
         if address is None or not opened.leg:
             return
@@ -114,7 +114,9 @@ class PeerRunner:
                     if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
                         await _read_refusal(upstream, self._deadlines.exchange_s)
                         return refusal
-                    first = await first_piece(upstream, method=call.method, deadline_s=limit)
+                    first = await first_part(
+                        upstream, method=call.method, deadline_s=limit, idle_s=self._deadlines.idle_s
+                    )
         except TimeoutError as error:
             raise UpstreamSilentError("it gave no first byte in time, or was declared dead") from error
         return _opened(plan, upstream, first, ours, leg)

@@ -18,7 +18,6 @@ from node.relay.answer import Relay
 from node.relay.call import Call
 from node.relay.carry.marks import MOVE
 
-
 #: An attempt to run a stream here: its entry, and the name that the entry gave it.
 Leg = tuple[str, str]
 

@@ -27,7 +27,7 @@ from node.load import LoadVector
 from node.meter import LoadMeter
 from node.plan import Plan
 from node.prompt import splice
-from node.relay.answer import first_piece
+from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry.engine_watch import EngineWatch
 from node.relay.carry.sentry import Sentry
@@ -140,6 +140,10 @@ class LocalRunner:
         self._attempts = itertools.count(1)
         self._watch = EngineWatch(engine, meter, clock)
 
+    def sign(self) -> None:
+        """Note a sign of life of the engine beside its answers."""
+        self._watch.heard(self._clock())
+
     async def open(
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
     ) -> Outcome:
@@ -174,13 +178,13 @@ class LocalRunner:
         work.begin()
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         upstream = await open_upstream(base, self._request(work), first_byte_s=limit)
-        if call.parsed.stream:
-            work.sentry = self._watch.guard(upstream)
-        first = await first_piece(upstream, method=call.method, deadline_s=limit)
+        work.sentry = self._watch.guard(upstream, lambda: work.streaming)
+        first = await first_part(upstream, method=call.method, deadline_s=limit, idle_s=self._deadlines.idle_s)
         if engine_died(upstream.status, first):
             upstream.close()
             raise UpstreamBrokenError("its engine died")
         work.answered = upstream.status < 400
+        work.streaming = call.parsed.stream
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 
     def _prefill_ms(self, plan: Plan) -> float:
@@ -233,6 +237,7 @@ class _Work:
         self._clock = runner._clock
         self._watch = runner._watch
         self.sentry: Sentry | None = None
+        self.streaming = False
         self._metered = False
         self._open = True
         self._next_note = 0.0

@@ -1,4 +1,4 @@
-"""A stream survives what runs it: its engine or its node is killed or stopped in the middle, and its client sees a pause.
+"""A stream survives what runs it: engine or node is killed or stopped in its middle, and the client sees a pause.
 
 Greedy answers of float32 engines: the text must be that of a run that nobody disturbed.
 """
@@ -36,11 +36,8 @@ class Stream:
 
     @property
     def text(self) -> str:
-        pieces = []
-        for event in self.events:
-            for choice in event.get("choices", []):
-                pieces.append(choice["delta"].get("content") or "" if "delta" in choice else choice["text"])
-        return "".join(pieces)
+        choices = [choice for event in self.events for choice in event["choices"]]
+        return "".join((c["delta"].get("content") or "") if "delta" in c else c["text"] for c in choices)
 
     @property
     def ids(self) -> set[str]:
@@ -112,6 +109,8 @@ def core_of(client: Client, name: str) -> psutil.Process:
 async def same(client: Client, what: str, whole: Stream, carried: Stream) -> None:
     """The carried answer is the undisturbed one; tells the pause."""
     print(f"{what}: pause {carried.pause_s:.2f} s")
+    log = client.cluster["red"].log.read_text().splitlines()
+    print(*[line for line in log if "carried a stream" in line][-1:])
     assert carried.text == whole.text
     assert len(carried.ids) == 1
     assert carried.usage == whole.usage
@@ -156,6 +155,18 @@ async def test_a_killed_engine_costs_a_completion_with_stop_strings_only_a_pause
     core = core_of(client, "green")
     carried = await ask(client, "green", "/v1/completions", {**prompt, "stop": [stop, "never said"]}, core.kill)
     await same(client, "engine killed", whole, carried)
+
+
+async def test_a_stopped_node_costs_a_chat_at_most_five_seconds(client: Client) -> None:
+    await ready(client, "red", "blue")
+    node = client.cluster["blue"]
+    whole = await ask(client, "blue", "/v1/chat/completions", chat())
+    try:
+        carried = await ask(client, "blue", "/v1/chat/completions", chat(), lambda: node.kill(signal.SIGSTOP))
+    finally:
+        node.kill(signal.SIGCONT)
+    await same(client, "node stopped", whole, carried)
+    assert carried.pause_s <= HANG_COSTS_S
 
 
 async def test_a_killed_node_costs_a_chat_only_a_pause(client: Client) -> None:

@@ -133,7 +133,10 @@ class Carrier:
         if why := self.why_not():
             raise CannotCarryError(why)
         attempt = self._attempt
-        attempt.fail(lost.target, lost.why, reached=not lost.moved)
+        if lost.moved:
+            attempt.leave_target(lost.target)
+        else:
+            attempt.fail(lost.target, lost.why, reached=True)
         if attempt.exhausted:
             raise CannotCarryError("as many nodes as may be tried failed with this request")
         if not self.carriage.tokens and self.record.begun:

@@ -3,8 +3,8 @@
 Rules
 1. Every event is made from the first engine's: its id, time, model and form. Choices get their own numbers back.
 2. Tokens are counted here, over all engines; usage and limits follow that count.
-3. A choice ends once: by its own limit, by a stop string matched here, or by what the engine says. What the engine still
-   sends of it is dropped.
+3. A choice ends once: by its own limit, by a stop string matched here, or by what the engine says. What the engine
+   still sends of it is dropped.
 4. Where a client has token ids that were dropped at the seam, the same ids have to come again; others are an error.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from node.errors import RemoteError
 from node.relay.carry.continuation import Asked, Strand, left
@@ -20,7 +21,7 @@ from node.relay.carry.events import DONE, is_done, read, write
 from node.relay.carry.record import Choice, Record, assert_list, engine_error
 from node.relay.carry.stops import StopStrings
 
-Fields = Mapping[str, object]
+Fields = Mapping[str, Any]
 
 
 class DivergedError(RemoteError):
@@ -97,7 +98,7 @@ class Converter:
     def _convert(self, fields: Fields) -> bytes:
         choices = fields["choices"]
         assert_list(choices)
-        told = b"".join(self._choice(choice) for choice in choices)  # type: ignore[attr-defined]
+        told = b"".join(self._choice(choice) for choice in choices)
         if not choices and isinstance(usage := fields.get("usage"), dict):
             self._extra = {**usage}
             return b""
@@ -106,7 +107,7 @@ class Converter:
         return told
 
     def _choice(self, fields: Fields) -> bytes:
-        line = self._lines[int(fields["index"])]  # type: ignore[call-overload]
+        line = self._lines[int(fields["index"])]
         choice = line.choice
         if choice.finish_reason is not None:
             return b""
@@ -114,9 +115,8 @@ class Converter:
         assert_list(ids)
         if not isinstance(text, str):
             raise TypeError("text")
-        news = self._repeated(line, ids)  # type: ignore[arg-type]
-        before = len(choice.ids)
-        choice.ids.extend(ids)  # type: ignore[arg-type]
+        news = self._repeated(line, ids)
+        choice.ids.extend(ids)
         reason, stop_reason = fields.get("finish_reason"), fields.get("stop_reason")
         told = reason is not None
         if reason is None and len(choice.ids) >= line.limit:
@@ -128,12 +128,12 @@ class Converter:
             if shown.stop is not None:
                 reason, stop_reason = "stop", shown.stop
         self._own_end = self._own_end or (reason is not None and not told)
-        if not text and reason is None and not news and before == len(choice.ids):
+        if not text and reason is None and not news:
             return b""
         choice.text.write(text)
         choice.length += len(text)
         if text:
-            choice.safe, choice.width = len(choice.ids), len(ids)  # type: ignore[arg-type]
+            choice.safe, choice.width = len(choice.ids), len(ids)
         choice.finish_reason = None if reason is None else str(reason)
         return self._event(line, text, news, reason, stop_reason)
 

@@ -43,15 +43,15 @@ class EngineWatch:
         self._looks: deque[Look] = deque(maxlen=32)
 
     def heard(self, now: float) -> None:
-        """Bytes of a stream came."""
+        """Bytes of a stream came, or a report of its connector: its loop turns."""
         self._heard = now
 
-    def guard(self, upstream: UpstreamAnswer) -> Sentry:
-        """Watch one stream until the sentry is closed."""
-        return Sentry(upstream, self.judge, self._engine.note_stall)
+    def guard(self, upstream: UpstreamAnswer, streaming: Callable[[], bool]) -> Sentry:
+        """Watch one answer until the sentry is closed. ``streaming``: it has begun to show tokens one by one."""
+        return Sentry(upstream, lambda silent_s: self.judge(silent_s, streaming=streaming()), self._engine.note_stall)
 
-    def judge(self, silent_s: float) -> str:
-        """Why the engine is taken to hang, when one of its streams is silent for so long; empty while it is not."""
+    def judge(self, silent_s: float, *, streaming: bool = True) -> str:
+        """Why the engine is taken to hang, when one of its answers is silent for so long; empty while it is not."""
         if silent_s < LOOK_AFTER_S:
             return ""
         now = self._clock()
@@ -62,6 +62,7 @@ class EngineWatch:
                 gap_s=self._meter.gap_s,
                 owed_s=self._meter.owed_s,
                 working=self._working(now, silent_s),
+                streaming=streaming,
             )
         )
 

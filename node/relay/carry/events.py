@@ -7,6 +7,7 @@ no escaping has to be known here. `read` raises `RemoteError` and nothing else.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import orjson
 
@@ -40,8 +41,8 @@ class EventSplitter:
 
         :raises RemoteError: one is longer than `MAX_EVENT`.
         """
-        if not self._held and piece.endswith(b"\n\n") and piece.find(b"\n\n") == len(piece) - 2 and b"\r" not in piece:
-            return [piece]  # nearly always: a piece is an event
+        if not self._held and piece.endswith(b"\n\n") and piece.count(b"\n") == 2:
+            return [piece]  # nearly always: a piece is an event of one line
         held = self._held
         held += piece
         events: list[bytes] = []
@@ -66,7 +67,7 @@ def _end(held: bytearray, start: int) -> int:
     return plain + 2 if plain >= 0 else -1
 
 
-def read(event: bytes) -> dict[str, object] | None:
+def read(event: bytes) -> dict[str, Any] | None:
     """The JSON object of an event; None for a comment, for `[DONE]` and for what carries no data.
 
     :raises RemoteError: its data is no JSON object.
@@ -77,7 +78,7 @@ def read(event: bytes) -> dict[str, object] | None:
     try:
         value = orjson.loads(data)
     except ValueError:
-        if data == b"[DONE]":
+        if data in (b"[DONE]", b""):
             return None
         value = _lenient(data)
     if not isinstance(value, dict):
@@ -104,7 +105,7 @@ def is_comment(event: bytes) -> bool:
     return event.startswith(_COMMENT)
 
 
-def write(value: dict[str, object]) -> bytes:
+def write(value: dict[str, Any]) -> bytes:
     """The event with this JSON object. Lone surrogates are written as escapes."""
     try:
         return b"data: " + orjson.dumps(value) + b"\n\n"

@@ -1,7 +1,7 @@
 """The header that tells a target what a continuation's prompt began as: chunk hashes of what the client sent.
 
-A continuation's prompt is token ids; the caches of the cluster know its beginning by the chunks of the client's own text
-(`node.chunks`). With them the target can pull those blocks, and claims for its digest what it then holds.
+A continuation's prompt is token ids; the caches of the cluster know its beginning by the chunks of the client's own
+text (`node.chunks`). With them the target can pull those blocks, and claims for its digest what it then holds.
 """
 
 from __future__ import annotations

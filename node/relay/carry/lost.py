@@ -16,6 +16,8 @@ class Lost:
     cause: str
     why: str
     told: bool = False
+    #: The error event by which it said so.
+    event: bytes = b""
 
     @property
     def moved(self) -> bool:

@@ -9,9 +9,9 @@ import orjson
 
 from node.relay.upstream import UpstreamError, UpstreamMovedError, UpstreamStalledError
 
-#: On a request to a peer: the entry understands the rest of this file, and hides token ids. The value names the attempt.
+#: On a request to a peer: the entry understands the rest of this file and hides token ids. It names the attempt.
 CARRY_HEADER = "x-grapevine-carry"
-#: On a request to a peer that goes on with an answer: chunks of the prompt that the client sent (`node.relay.carry.hint`).
+#: On a request to a peer that goes on with an answer: chunks of the client's own prompt (`node.relay.carry.hint`).
 CHUNKS_HEADER = "x-grapevine-chunks"
 
 #: Below the peers' prefix: answered when the attempt that `CARRY_HEADER` names runs no more.
@@ -31,7 +31,9 @@ BROKE = "upstream_failed"
 STALLED = "upstream_stalled"
 MOVED = "upstream_moved"
 DIVERGED = "carry_diverged"
-NOBODY = "carry_failed"
+
+#: Those by which a target ends a stream that it relays.
+CODES = (BROKE, STALLED, MOVED)
 
 _CODES = {UpstreamStalledError: STALLED, UpstreamMovedError: MOVED}
 

@@ -1,12 +1,14 @@
 """What a client has been shown of a streamed answer: enough to go on elsewhere, bounded, microseconds an event.
 
 Rules
-1. `take` reads one event, notes it, and returns what the client may see: the same bytes, but the token ids that only we
-   asked for read `null`, as the engine writes where nobody asks.
+1. `take` reads one event, notes it, and returns what the client may see: the same bytes, but the token ids that only
+   we asked for read `null`, as the engine writes where nobody asks.
 2. What an event adds is noted as streams of text by name (`text`, `reasoning`, arguments of a tool): engines cut the
    same answer into other events when they run it again, but joined they are the same.
 3. `take` raises `RemoteError` when an event is garbage: the leg that sent it is lost, and nothing of it was noted.
-4. What does not fit (too long, unknown fields) makes the record `blind`: the answer is passed on, and cannot be carried.
+4. What does not fit (too long, unknown fields) makes the record `blind`: the answer is passed on and cannot be carried.
+   So do objects that are no piece of an answer, from an engine that has not shown the `token_ids` members that all of
+   vLLM's events have: other servers may say there what they like.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
+from typing import Any
 
 from node.errors import RemoteError
 from node.relay.carry.events import is_done, read, write
@@ -28,11 +31,12 @@ MAX_CHOICES = 256
 TEXT = "text"
 
 _IDS = b'"token_ids":['
+_NO_DELTA = b'"delta":{}'
 _PROMPT_IDS = b'"prompt_token_ids":['
 _HEAD = frozenset(("id", "object", "created", "model"))
 _HIDDEN = ("token_ids", "prompt_token_ids")
 
-Fields = Mapping[str, object]
+Fields = Mapping[str, Any]
 
 
 class EngineError(RemoteError):
@@ -109,7 +113,15 @@ class Record:
             if is_done(event):
                 self.done = True
             return event
-        self.note(fields, event)
+        try:
+            self.note(fields, event)
+        except EngineError:
+            raise
+        except RemoteError:
+            if self.shows_ids:
+                raise
+            self._give_up("its events are not those of a completion")
+            return event
         return event if self._own_ids else self._hide(fields, event)
 
     def note(self, fields: Fields, event: bytes = b"") -> None:
@@ -126,44 +138,45 @@ class Record:
         assert_list(choices)
         if not self.head:
             self.head = {key: value for key, value in fields.items() if key in _HEAD}
-        if self.prompt_ids is None and (ids := fields.get("prompt_token_ids")):
-            self.prompt_ids = array("I", ids)  # type: ignore[call-overload]
-        for choice in choices:  # type: ignore[attr-defined]
+        if "prompt_token_ids" in fields:
+            self.shows_ids = True
+            if self.prompt_ids is None and (ids := fields["prompt_token_ids"]):
+                self.prompt_ids = array("I", ids)
+        for choice in choices:
             self._choice(choice)
         if not choices and fields.get("usage"):
             self.usage = True
 
     def _choice(self, fields: Fields) -> None:
         index = fields["index"]
-        state = self.choices.get(index)  # type: ignore[call-overload]
+        state = self.choices.get(index)
         if state is None:
             state = self._begin(index)
-        ids = fields.get("token_ids")
         count = 0
-        if ids is not None:
-            assert_list(ids)
-            count = len(ids)  # type: ignore[arg-type]
-            state.ids.extend(ids)  # type: ignore[arg-type]
-            self._tokens += count
         if "token_ids" in fields:
             self.shows_ids = True
+            if (ids := fields["token_ids"]) is not None:
+                assert_list(ids)
+                count = len(ids)
+                state.ids.extend(ids)
+                self._tokens += count
         if self.prompt_ids is None and (prompt := fields.get("prompt_token_ids")):
-            self.prompt_ids = array("I", prompt)  # type: ignore[call-overload]
+            self.prompt_ids = array("I", prompt)
         delta = fields.get("delta")
-        text = fields.get("text") if delta is None else delta.get("content")  # type: ignore[attr-defined]
+        text = fields.get("text") if delta is None else delta.get("content")
         if text:
-            state.length += len(text)  # type: ignore[arg-type]
-            state.text.write(text)  # type: ignore[arg-type]
+            state.length += len(text)
+            state.text.write(text)
             state.safe, state.width = len(state.ids), count
-            self._chars += len(text)  # type: ignore[arg-type]
+            self._chars += len(text)
         state.opened = True
-        if delta is not None and len(delta) > 1:  # type: ignore[arg-type]
-            self._others(state, delta)  # type: ignore[arg-type]
+        if delta is not None and (len(delta) > 1 or "content" not in delta):
+            self._others(state, delta)
         if fields.get("logprobs") is not None:
             state.logprobs += logprobs_length(fields["logprobs"])
         if (reason := fields.get("finish_reason")) is not None:
             state.finish_reason = str(reason)
-        if self._tokens > MAX_TOKENS or self._chars > MAX_CHARS:
+        if self.blind or self._tokens > MAX_TOKENS or self._chars > MAX_CHARS:
             self._give_up("the answer is too long to be kept")
 
     # --- the rest
@@ -189,11 +202,17 @@ class Record:
 
     def _hide(self, fields: Fields, event: bytes) -> bytes:
         """The event without the ids that only we asked for."""
-        if _IDS not in event and _PROMPT_IDS not in event:
-            return event if not _spelt_otherwise(fields) else _rewritten(fields)
-        if _only_for_ids(fields):
-            return b""
-        return _without(_without(event, _IDS), _PROMPT_IDS)
+        start = event.find(_IDS)
+        if start >= 0:
+            if _NO_DELTA in event and _only_for_ids(fields):
+                return b""
+            event = _without(event, _IDS, start)
+        elif _spelt_otherwise(fields):
+            return _rewritten(fields)
+        start = event.find(_PROMPT_IDS)
+        if start >= 0:
+            return _without(event, _PROMPT_IDS, start)
+        return _rewritten(fields) if fields.get("prompt_token_ids") else event
 
     @property
     def begun(self) -> bool:
@@ -241,7 +260,7 @@ def other_streams(delta: Fields) -> Iterator[tuple[str, str]]:
             if not isinstance(value, str):
                 raise TypeError(name)
             yield name, value
-    for call in delta.get("tool_calls") or ():  # type: ignore[attr-defined]
+    for call in delta.get("tool_calls") or ():
         index = int(call["index"])
         function = call.get("function") or {}
         for member in ("name", "arguments"):
@@ -263,9 +282,8 @@ def engine_error(fields: Fields, event: bytes) -> EngineError:
     return EngineError(str(error.get("message", ""))[:500], str(error.get("code", ""))[:64], event)
 
 
-def _without(event: bytes, member: bytes) -> bytes:
-    """Every list of this member replaced by null. The quotes of the name cannot occur within a JSON string."""
-    start = event.find(member)
+def _without(event: bytes, member: bytes, start: int) -> bytes:
+    """Every list of this member from `start` on replaced by null. Its quotes cannot occur within a JSON string."""
     while start >= 0:
         end = event.index(b"]", start)
         event = b"".join((event[: start + len(member) - 1], b"null", event[end + 1 :]))
@@ -275,25 +293,21 @@ def _without(event: bytes, member: bytes) -> bytes:
 
 def _only_for_ids(fields: Fields) -> bool:
     """An event that vLLM's parsers send only because ids were asked for."""
-    choices = fields["choices"]
-    return bool(choices) and all(
-        choice.get("delta") == {} and choice.get("finish_reason") is None and choice.get("logprobs") is None
-        for choice in choices  # type: ignore[attr-defined]
-    )
+    for choice in fields["choices"]:
+        if choice.get("delta") != {} or choice.get("finish_reason") is not None or choice.get("logprobs") is not None:
+            return False
+    return True
 
 
 def _spelt_otherwise(fields: Fields) -> bool:
     """Whether there are ids that the bytes spell with blanks in between."""
-    if fields.get("prompt_token_ids"):
-        return True
-    return any(choice.get(name) for choice in fields["choices"] for name in _HIDDEN)  # type: ignore[attr-defined]
+    return any(choice.get("token_ids") for choice in fields["choices"])
 
 
 def _rewritten(fields: Fields) -> bytes:
     """The event written anew, without ids."""
     shown = {key: None if key in _HIDDEN else value for key, value in fields.items()}
     shown["choices"] = [
-        {key: None if key in _HIDDEN else value for key, value in choice.items()}
-        for choice in fields["choices"]  # type: ignore[attr-defined]
+        {key: None if key in _HIDDEN else value for key, value in choice.items()} for choice in fields["choices"]
     ]
     return write(shown)

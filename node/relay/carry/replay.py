@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from node.errors import RemoteError
 from node.relay.carry.convert import DivergedError
 from node.relay.carry.events import is_done, read, write
 from node.relay.carry.record import TEXTS, Choice, Record, assert_list, engine_error, logprobs_length, unknown
 
-Fields = Mapping[str, object]
+Fields = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -107,19 +108,19 @@ class Replay:
         told = {**fields, **self._record.head}
         if not choices:
             return None if self._record.usage else told
-        kept = [rest for choice in choices if (rest := self._choice(choice)) is not None]  # type: ignore[attr-defined]
+        kept = [rest for choice in choices if (rest := self._choice(choice)) is not None]
         if not kept:
             return None
         return {**told, "choices": kept}
 
     def _choice(self, fields: Fields) -> dict[str, object] | None:
-        known = self._known.get(fields["index"])  # type: ignore[call-overload]
+        known = self._known.get(fields["index"])
         if known is None:
             return dict(fields)
         rest = dict(fields)
         ids = fields.get("token_ids") or []
         assert_list(ids)
-        news: list[object] = [known.tokens(ids)]  # type: ignore[arg-type]
+        news: list[object] = [known.tokens(ids)]
         if ids:
             rest["token_ids"] = news[0]
         if isinstance(delta := fields.get("delta"), dict):
@@ -128,10 +129,10 @@ class Replay:
             rest["delta"] = self._delta(known, delta, news)
         else:
             text = fields.get("text") or ""
-            rest["text"] = known.piece("text", text)  # type: ignore[arg-type]
+            rest["text"] = known.piece("text", text)
             news.append(rest["text"])
         if (logprobs := fields.get("logprobs")) is not None:
-            rest["logprobs"] = self._logprobs(known, logprobs, news)  # type: ignore[arg-type]
+            rest["logprobs"] = self._logprobs(known, logprobs, news)
         reason = fields.get("finish_reason")
         if reason is not None:
             if known.behind or (known.finish_reason is not None and known.finish_reason != reason):
@@ -144,32 +145,28 @@ class Replay:
         for name in ("content", *TEXTS):
             value = delta.get(name)
             if value:
-                rest[name] = known.piece("text" if name == "content" else name, value)  # type: ignore[arg-type]
+                rest[name] = known.piece("text" if name == "content" else name, value)
                 news.append(rest[name])
         calls = delta.get("tool_calls")
         if calls:
-            rest["tool_calls"] = kept = [
-                call
-                for given in calls  # type: ignore[attr-defined]
-                if (call := self._call(known, given)) is not None
-            ]
+            rest["tool_calls"] = kept = [call for given in calls if (call := self._call(known, given)) is not None]
             news.append(kept)
             if not kept:
                 del rest["tool_calls"]
         return rest
 
     def _call(self, known: _Known, call: Fields) -> dict[str, object] | None:
-        index = int(call["index"])  # type: ignore[call-overload]
+        index = int(call["index"])
         begun = f"name {index}" in known.texts
         rest = {name: value for name, value in call.items() if not begun or name not in ("id", "type")}
         function = call.get("function") or {}
         left: dict[str, object] = {}
-        for member, value in function.items():  # type: ignore[attr-defined]
+        for member, value in function.items():
+            news = value
             if member in ("name", "arguments") and value is not None:
-                value = known.piece(f"{member} {index}", value)
-                if begun and not value:
-                    continue
-            left[member] = value
+                news = known.piece(f"{member} {index}", value)
+            if news or not begun:
+                left[member] = news
         if begun and not left:
             return None
         rest["function"] = left

@@ -9,8 +9,9 @@ Rules for the own engine (`judge_engine`)
 2. Another stream heard from the engine since: it works, and ours waits for its turn; up to `TURN_MAX_S`.
 3. The engine's processes are stopped: it hangs, and the least patience is enough. (That they use no processor time says
    nothing: they may wait for a long step of a device.)
-4. They work, or nobody can see it: as long as prompts are owed, the time that these should take, `PREFILL_FACTOR` times,
-   and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
+4. They work, or nobody can see it: as long as prompts are owed, the time that these should take, `PREFILL_FACTOR`
+   times, and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
+   This holds only between tokens. Before the first one the engine may rightly be silent for as long as others run.
 
 Rules for a peer (`judge_peer`): its node says that it lives each second of silence. Without a word for `NODE_S` it is
 lost, twice that while its load rows still come.
@@ -38,7 +39,7 @@ ROW_FRESH_S = 1.5
 class EngineSigns:
     """What is known of the own engine while one of its streams is silent."""
 
-    #: Seconds since this stream's last piece, and since the last piece of any other one.
+    #: Seconds since this stream's last piece, and since the last piece of any other or a report of its connector.
     silent_s: float
     others_s: float
     #: Mean gap between tokens, 95th percentile of the last requests, seconds; 0 = not measured.
@@ -47,6 +48,8 @@ class EngineSigns:
     owed_s: float
     #: Whether its processes work; None = cannot be seen.
     working: bool | None
+    #: It has shown a first token, and the next one is due. Before, and where nothing is streamed, silence is no news.
+    streaming: bool = True
 
 
 def patience(gap_s: float) -> float:
@@ -64,6 +67,8 @@ def judge_engine(signs: EngineSigns) -> str:
         return ""
     if signs.working is False:
         return f"the engine has said nothing for {signs.silent_s:.1f} s and does nothing"
+    if not signs.streaming:
+        return ""
     longer = BUSY_FACTOR * limit if signs.working else limit
     longer = min(max(longer, limit + PREFILL_FACTOR * signs.owed_s), WORK_MAX_S)
     return "" if signs.silent_s < longer else f"the engine has said nothing for {signs.silent_s:.1f} s"

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
@@ -23,7 +24,7 @@ from node.relay.carry import marks
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.continuation import CannotCarryError
 from node.relay.carry.convert import DivergedError
-from node.relay.carry.events import EventSplitter
+from node.relay.carry.events import DONE, EventSplitter
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import EngineError
 from node.relay.headers import HeaderList
@@ -42,11 +43,15 @@ COMMENT_EVERY_S = 5.0
 COMMENT = b": waiting for another node\n\n"
 
 
+_log = logging.getLogger("grapevine.carry")
+
+
 class CarriedStream:
     """Writes one answer to one client.
 
-    `on_leg` hears of each leg that begins and returns what ends that; `on_lost` of each that was lost and closed; `on_carried` of
-    each pause: cause, seconds, and why it failed ("" when it did not). `may_move` says whether another node could take it.
+    `on_leg` hears of each leg that begins and returns what ends that; `on_lost` of each that was lost and closed;
+    `on_carried` of each pause: seconds, and why it failed ("" when it did not). `may_move` says whether another node
+    could take the stream.
     """
 
     def __init__(
@@ -70,7 +75,8 @@ class CarriedStream:
         self._splitter = EventSplitter()
         self._leg: Leg | None = None
         self._lost: Lost | None = None
-        self._paused_at = 0.0
+        #: When the client was last told something, and when it was known that the leg is lost.
+        self._told_at = self._known_at = time.monotonic()
         #: Monotonic time of the last piece of the present leg, or of the last leg.
         self.heard = 0.0
         self.error: str | None = None
@@ -111,14 +117,15 @@ class CarriedStream:
             if lost is None:
                 return
             self._end_leg(whole=False)
-            await self._on_lost(leg, lost)
             if self._lost is None:  # else the client still waits since an earlier one
-                self._paused_at = self.heard
+                self._known_at = time.monotonic()
+            await self._on_lost(leg, lost)
             try:
                 self._leg = await self._next_leg(lost, response)
             except (CannotCarryError, Refused) as error:
                 why = error.refusal.message if isinstance(error, Refused) else str(error)
-                self._on_carried(lost, time.monotonic() - self._paused_at, why)
+                self._on_carried(lost, time.monotonic() - self._told_at, why)
+                _log.warning("a stream broke off on %s (%s) and cannot go on: %s", lost.target, lost.why, why)
                 await self._end_broken(response, lost, why)
                 return
             self._lost, self._splitter = lost, EventSplitter()
@@ -132,7 +139,13 @@ class CarriedStream:
             await self._copy(leg, response)
         except EngineError as error:
             cause = "stalled" if error.code == marks.STALLED else "engine"
-            return Lost(leg.opened.plan.target, cause, str(error), told=True)
+            return Lost(
+                leg.opened.plan.target,
+                cause,
+                str(error),
+                told=True,
+                event=b"" if error.code in marks.CODES else error.event,
+            )
         except DivergedError as error:
             self.error = str(error)
             await self._write_end(response, marks.error_event(f"The stream broke off: {error}.", marks.DIVERGED))
@@ -178,13 +191,13 @@ class CarriedStream:
                         writing = True
                         await response.write(told)
                         writing = False
-                        self._told()
+                        self._was_told()
                     if fault is not None:
                         raise fault
                     if translator.done and translator is not self._carrier.record:
                         break  # the rest of its bytes is of no use
                     piece = await self._read(leg)
-                if not translator.done:
+                if not translator.done and (self._carrier.record.shows_ids or not self._carrier.record.blind):
                     raise UpstreamBrokenError("the stream ended before its end")
                 writing = True
                 await response.write_eof()  # waits for the client like any other write
@@ -221,11 +234,22 @@ class CarriedStream:
     def _can_move(self, leg: Leg) -> bool:
         return self.movable and self._may_move(self._carrier, leg.opened.plan.target)
 
-    def _told(self) -> None:
+    def _was_told(self) -> None:
         """The client has something new: a pause, if there was one, is over."""
         lost, self._lost = self._lost, None
-        if lost is not None:
-            self._on_carried(lost, time.monotonic() - self._paused_at, "")
+        now = time.monotonic()
+        if lost is not None and self._leg is not None:
+            pause_s = now - self._told_at
+            self._on_carried(lost, pause_s, "")
+            _log.info(
+                "carried a stream from %s to %s: %s; %.2f s until that was known, a pause of %.2f s in all",
+                lost.target,
+                self._leg.opened.plan.target,
+                lost.why,
+                self._known_at - self._told_at,
+                pause_s,
+            )
+        self._told_at = now
 
     # --- the end
 
@@ -246,6 +270,9 @@ class CarriedStream:
 
     async def _end_broken(self, response: RawResponse, lost: Lost, why: str) -> None:
         self.error = lost.why
+        if lost.event and not self._carrier.record.shows_ids:  # not vLLM: its own words are all we know
+            await self._write_end(response, lost.event + DONE)
+            return
         message = f"The stream broke off: {lost.why}. It cannot go on elsewhere: {why}."
         await self._write_end(response, marks.error_event(message[:2000], marks.BROKE))
 

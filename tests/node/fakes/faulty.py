@@ -1,8 +1,8 @@
 """An emulated engine behind a proxy that breaks its streams where the test says.
 
 Every token of an answer is a function of those before it, so a carried answer can be compared byte for byte with one
-that nobody disturbed. The proxy stands where a supervised engine listens; it also sees how many exchanges of one request
-are open at a time, over all engines that share its `Decodes`.
+that nobody disturbed. The proxy stands where a supervised engine listens; it also sees how many exchanges of one
+request are open at a time, over all engines that share its `Decodes`.
 """
 
 from __future__ import annotations

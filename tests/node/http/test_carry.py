@@ -52,11 +52,9 @@ def normal(raw: bytes) -> bytes:
     return re.sub(rb',"prompt_tokens_details":\{"cached_tokens":\d+\}', b"", raw)
 
 
-async def send(
-    nodes: Cluster, entry: str, target: str, path: str, sent: dict[str, Any], rid: str = "the-request"
-) -> RawAnswer:
+async def send(nodes: Cluster, entry: str, target: str, path: str, sent: dict[str, Any]) -> RawAnswer:
     port = next(member.port for member in nodes.members if member.name == entry)
-    headers = (("x-grapevine-force-target", target), ("X-Request-Id", rid))
+    headers = (("x-grapevine-force-target", target), ("X-Request-Id", "the-request"))
     answer = await ask(port, "POST", path, headers, json.dumps(sent).encode())
     assert answer.status == 200, answer.body
     assert answer.one("x-grapevine-target") == target
