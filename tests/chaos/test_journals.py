@@ -25,6 +25,13 @@ def test_one_after_the_other_is_carried_and_no_duplicate() -> None:
     assert (found.carried, found.duplicates, found.unreachable) == ({"r": "killed"}, (), ())
 
 
+def test_an_entry_that_was_stopped_is_told_apart() -> None:
+    stopped = Trouble("stopped", "entry", 4.0, 6.0)
+    assert verdict([work("a", 0, 5), work("b", 6, 9)], stopped).carried == {"r": "entry stopped"}
+    long_ago = Trouble("stopped", "entry", -9.0, -8.0)
+    assert verdict([work("a", 0, 5), work("b", 6, 9)], long_ago).carried == {"r": ""}
+
+
 def test_two_at_once_are_a_duplicate() -> None:
     found = verdict([work("a", 0, 9), work("b", 5, 9)])
     assert len(found.duplicates) == 1 and "a went on 4.0 s after b" in found.duplicates[0]
