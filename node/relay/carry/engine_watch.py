@@ -48,7 +48,9 @@ class EngineWatch:
 
     def guard(self, upstream: UpstreamAnswer, streaming: Callable[[], bool]) -> Sentry:
         """Watch one answer until the sentry is closed. ``streaming``: it has begun to show tokens one by one."""
-        return Sentry(upstream, lambda silent_s: self.judge(silent_s, streaming=streaming()), self._engine.note_stall)
+        return Sentry(
+            upstream, lambda silent_s: self.judge(silent_s, streaming=streaming()), on_stall=self._engine.note_stall
+        )
 
     def judge(self, silent_s: float, *, streaming: bool = True) -> str:
         """Why the engine is taken to hang, when one of its answers is silent for so long; empty while it is not."""

@@ -22,7 +22,7 @@ MAX_LEG = 64
 
 #: The target lives and watches its engine; sent after each `ALIVE_EVERY_S` seconds of silence.
 ALIVE = b": grapevine-alive\n\n"
-ALIVE_EVERY_S = 1.0
+ALIVE_EVERY_S = 0.5
 #: Please carry this stream to another node; goes on here when that is impossible.
 MOVE = b": grapevine-move\n\n"
 

@@ -13,8 +13,8 @@ Rules for the own engine (`judge_engine`)
    times, and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
    This holds only between tokens. Before the first one the engine may rightly be silent for as long as others run.
 
-Rules for a peer (`judge_peer`): its node says that it lives each second of silence. Without a word for `NODE_S` it is
-lost, twice that while its load rows still come.
+Rules for a peer (`judge_peer`): its node says all the time that it lives, while it has nothing else to say. Without a
+word for `NODE_S` it is lost, twice that while its load rows still come.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TURN_MAX_S = 120.0
 PREFILL_FACTOR = 3.0
 BUSY_FACTOR = 5.0
 WORK_MAX_S = 120.0
-NODE_S = 3.0
+NODE_S = 2.5
 #: A load row younger than this shows that a node's loop turns.
 ROW_FRESH_S = 1.5
 

@@ -17,7 +17,7 @@ from node.chunks import CHUNK_BYTES
 from node.emulator import EngineConfig, Timing
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.settings import make_settings
-from tests.node.fakes.client import PATIENCE_S, RawAnswer, ask
+from tests.node.fakes.client import PATIENCE_S, RawAnswer, ask, connect
 from tests.node.fakes.cluster import FAST_GOSSIP
 
 MODEL = "demo"
@@ -108,3 +108,32 @@ async def test_the_second_request_is_routed_to_the_holder_and_hits(pair: Pair) -
     assert answer.one("x-grapevine-target") == "bob"
     assert (answer.one("x-grapevine-reason") or "").startswith("prefix")
     assert pair.servers[1].engine.counts.hit > 500
+
+
+async def test_a_stream_that_moves_takes_its_kv_along(pair: Pair) -> None:
+    """Its continuation is token ids, that no chunk stands for: the client's own chunks travel with it."""
+    bob = pair.nodes[1]
+    sent = {"model": MODEL, "prompt": PROMPT, "max_tokens": 120, "ignore_eos": True, "stream": True}
+    body = json.dumps({**sent, "return_token_ids": False}).encode()
+    whole = text_of((await ask(bob.http_port, "POST", "/v1/completions", tuple(at("bob")), body)).body)
+    await pair.until(lambda: bob.registry.roster.prefixes.count("bob") == CHUNKS)
+    begun = pair.servers[0].engine.counts.prompt
+    async with connect("127.0.0.1", bob.http_port) as client:
+        await client.send("POST", "/v1/completions", tuple(at("bob")), body)
+        assert (await client.head()).status == 200
+        shown = await client.chunk()
+        bob.drain(True)
+        assert bob.handovers.move_all() == 1
+        while piece := await client.chunk():
+            shown += piece
+    assert text_of(shown) == whole and b"error" not in shown
+    assert bob.admission.active == 0
+    connector, counts = pair.servers[0].connector, pair.servers[0].engine.counts
+    assert connector is not None and connector.loaded > 20  # pulled from bob, that runs nothing any more
+    assert counts.external_hit > (counts.prompt - begun) * 0.8
+    assert b'cause="moved",result="carried"} 1.0' in bob.metrics.page()
+
+
+def text_of(raw: bytes) -> str:
+    events = [json.loads(line[6:]) for line in raw.split(b"\n\n") if line.startswith(b"data: {")]
+    return "".join(choice["text"] for event in events for choice in event["choices"])

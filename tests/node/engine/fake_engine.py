@@ -4,7 +4,8 @@ Usage: fake_engine.py SOCKET [KEY=VALUE...]
   say=TEXT      printed first (a log line)     fail=STATUS   exit at once with that status
   orphan=1      leave a process behind that ignores SIGTERM, in its own session
   stubborn=1    ignore SIGTERM
-POST /do/exit?STATUS, /do/kill, /do/hang, /do/resume, /do/sick, /do/adapter change it while it runs.
+POST /do/exit?STATUS, /do/kill, /do/hang, /do/resume, /do/sick, /do/stuck, /do/adapter change it while it runs.
+A stuck one is healthy and computes nothing: /v1/completions is answered after /do/resume.
 """
 
 import json
@@ -20,6 +21,8 @@ MODELS = [{"id": "small", "object": "model", "root": "/models/small", "parent": 
 FREE = threading.Event()
 FREE.set()
 SICK = threading.Event()
+FLOWS = threading.Event()
+FLOWS.set()
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 vllm:num_requests_running{engine="0",model_name="small"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="small"} 2.0
@@ -49,6 +52,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(404, b"{}")
 
     def do_POST(self) -> None:
+        if self.path == "/v1/completions":
+            FLOWS.wait()
+            self.answer(200, b"{}")
+            return
         name, _, value = self.path.removeprefix("/do/").partition("?")
         if name == "exit":
             os._exit(int(value))
@@ -56,7 +63,9 @@ class Handler(BaseHTTPRequestHandler):
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "adapter":
             MODELS.append({"id": "small-lora", "root": "/adapters/a", "parent": "small"})
-        {"hang": FREE.clear, "resume": FREE.set, "sick": SICK.set}.get(name, lambda: None)()
+        changes = {"hang": [FREE.clear], "resume": [FREE.set, FLOWS.set], "sick": [SICK.set], "stuck": [FLOWS.clear]}
+        for change in changes.get(name, []):
+            change()
         self.answer(200, b"{}")
 
     def answer(self, status: int, body: bytes) -> None:

@@ -64,6 +64,17 @@ def test_a_first_start_that_may_succeed_later_is_tried_three_times() -> None:
     assert pauses == [1.0, 2.0]
 
 
+def test_an_engine_that_computes_not_even_a_token_takes_no_requests_at_once_and_is_ended_in_time() -> None:
+    engine = Engine()
+    engine.ready()
+    stuck = life.Silent(detail="no token within 5 s", hung=True)
+    assert engine.feed(stuck, 5) == [life.Enter(EngineState.SILENT, "the engine does not answer: no token within 5 s")]
+    assert engine.feed(stuck, CONFIG.hung_after_s - 1) == []
+    assert engine.feed(life.Active(), 0) == [life.Enter(EngineState.READY, "")]
+    engine.feed(stuck)
+    assert engine.feed(stuck, CONFIG.hung_after_s) == [life.Kill()]
+
+
 @pytest.mark.parametrize("failure", [PERMANENT, PASSING])
 def test_an_engine_that_was_ready_once_is_never_given_up(failure: Failure) -> None:
     engine = Engine()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -201,6 +202,39 @@ async def test_bytes_from_a_busy_engine_keep_it_ready(tmp_path: Path) -> None:
         await watched.state(EngineState.SILENT)
         watched.supervisor.note_activity()
         assert watched.supervisor.ready
+
+
+async def test_an_engine_that_is_healthy_and_computes_nothing_is_found_out_when_a_stream_stalls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.engine.supervisor.PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("node.engine.supervisor.PROBE_READY_S", 600.0)
+    config = life.LifecycleConfig(silent_after_s=600, hung_after_s=600, stop_grace_s=0.3)
+    async with supervised(tmp_path, config=config) as watched:
+        await watched.state(EngineState.READY)
+        await watched.do("stuck")
+        watched.supervisor.note_stall("a stream fell silent")
+        await watched.state(EngineState.SILENT)
+        assert "no token" in watched.supervisor.reason
+        await watched.do("resume")
+        await watched.state(EngineState.READY)
+
+
+async def test_a_stall_that_was_no_hang_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = probe.probe_token, asyncio.Event()
+
+    async def noted(*args: Any) -> probe.Health:
+        health = await asked(*args)
+        answered.set()
+        return health
+
+    monkeypatch.setattr(probe, "probe_token", noted)
+    async with supervised(tmp_path) as watched:
+        await watched.state(EngineState.READY)
+        watched.supervisor.note_stall("a stream fell silent")
+        await asyncio.wait_for(answered.wait(), LIMIT_S)
+        assert watched.supervisor.ready and not watched.supervisor._suspect
+        assert not [e for e in watched.events if isinstance(e, EngineDown) and e.state is EngineState.SILENT]
 
 
 async def test_a_hung_engine_is_started_again(tmp_path: Path) -> None:

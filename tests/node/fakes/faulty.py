@@ -81,6 +81,8 @@ class FaultyEngine:
         self.bodies: list[tuple[str, bytes]] = []
         #: Bytes of a stream's events are cut into pieces of this size; 0 = an event a piece.
         self.piece = 0
+        #: So many of the next answers in one piece are cut in the middle.
+        self.cut_bodies = 0
         #: Changes each event.
         self.rewrite: Callable[[bytes], bytes] = bytes
         self._stalled = asyncio.Event()
@@ -151,6 +153,9 @@ class FaultyEngine:
             async with self._session.request(request.method, url, data=body, headers=sent) as answer:
                 if not answer.content_type.startswith("text/event-stream"):
                     whole = await answer.read()
+                    if self.cut_bodies and generates:
+                        self.cut_bodies -= 1
+                        return await _cut(request, whole)
                     return web.Response(body=whole, status=answer.status, content_type=answer.content_type)
                 return await self._stream(request, answer)
         finally:
@@ -204,6 +209,16 @@ class FaultyEngine:
                 await asyncio.Event().wait()
             case _:
                 raise AssertionError(fault.kind)
+
+
+async def _cut(request: web.BaseRequest, whole: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    response.content_length = len(whole)
+    await response.prepare(request)
+    await response.write(whole[: len(whole) // 2])
+    assert request.transport is not None
+    request.transport.abort()
+    return response
 
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -417,3 +417,24 @@ async def test_a_long_search_keeps_the_client_s_connection_alive(
     answer = await send(nodes, "a", "b", CHAT, body(CHAT))
     assert carried_stream.COMMENT in answer.body
     assert normal(answer.body.replace(carried_stream.COMMENT, b"")) == normal(whole.body)
+
+
+# --- answers in one piece
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_an_answer_in_one_piece_that_breaks_within_runs_again_elsewhere(nodes: Cluster, path: str) -> None:
+    """Part of its body had come when its engine died: its client never saw it."""
+    sent = {key: value for key, value in body(path).items() if key not in ("stream", "stream_options")}
+    whole = await ask(nodes[2].port, "POST", path, (("X-Request-Id", "the-request"),), json.dumps(sent).encode())
+    for member in nodes.members:
+        member.faulty.cut_bodies = 1
+    answer = await ask(nodes[0].port, "POST", path, (("X-Request-Id", "the-request"),), json.dumps(sent).encode())
+    assert answer.status == 503 and b"no_node_answered" in answer.body  # each of them broke one
+    for member in nodes.members[:2]:
+        member.faulty.cut_bodies = 1
+    for member in nodes.members:
+        member.node.registry.circuits = type(member.node.registry.circuits)()
+    answer = await ask(nodes[0].port, "POST", path, (("X-Request-Id", "the-request"),), json.dumps(sent).encode())
+    assert answer.status == 200 and answer.complete
+    assert json.loads(normal(answer.body)) == json.loads(normal(whole.body))
