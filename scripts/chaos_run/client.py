@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 import aiohttp
 
-from chaos_run.asks import Asked, Asker
+from chaos_run.asks import Asked
 from chaos_run.checks import Broken, StreamCheck, Wrong, check_body
 from chaos_run.node import ChaosNode
 
@@ -64,12 +65,24 @@ class Sent:
     sends: int = 0
 
 
+class Asks(Protocol):
+    """Where requests come from."""
+
+    def next(self) -> Asked:
+        """The next one of the steady load."""
+        ...
+
+    def long(self) -> Asked:
+        """One with a long prompt that shares nothing."""
+        ...
+
+
 @dataclass(slots=True)
 class Clients:
     """The load on `nodes`."""
 
     nodes: Mapping[str, ChaosNode]
-    asker: Asker
+    asker: Asks
     rng: Random
     ready: set[str] = field(default_factory=set)
     sent: list[Sent] = field(default_factory=list)

@@ -65,10 +65,10 @@ async def look(
     return [f"{node.name}: {leak}" for leak in found]
 
 
-def gauge(metrics: str, name: str) -> float:
-    """The sum of a metric over its labels; 0 without it."""
-    pattern = rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$"
-    return sum(float(value) for value in re.findall(pattern, metrics, re.MULTILINE))
+def gauge(metrics: str, name: str, label: str = "") -> float:
+    """The sum of a metric over its labels, or over those lines that have this one; 0 without any."""
+    lines = re.findall(rf"^{re.escape(name)}(\{{[^}}]*\}})? ([0-9.eE+-]+)$", metrics, re.MULTILINE)
+    return sum(float(value) for labels, value in lines if label in labels)
 
 
 def _in_state(state: dict[str, Any]) -> list[str]:

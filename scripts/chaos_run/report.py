@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos_run.client import End, Sent
+from chaos_run.engines import Engines
 from chaos_run.journals import Verdict
 
 #: Why a stream was carried -> what was done to its engine or node (`strikes.py`).
@@ -28,7 +29,7 @@ class Report:
     seed: int
     nodes: int
     minutes: float
-    engines: str
+    engines: Engines
     no_cuts: str
     done: Counter[str]
     counts: Counter[str]
@@ -52,7 +53,7 @@ class Report:
             "seed": self.seed,
             "nodes": self.nodes,
             "minutes": self.minutes,
-            "engines": self.engines,
+            "engines": self.engines.name,
             "requests": len(self.sent),
             "streams": sum(s.asked.stream for s in self.sent),
             "right": len(self._of(End.RIGHT)),
@@ -70,8 +71,9 @@ class Report:
             "garbage": self.done["garbage"],
             "carried_streams": len(streams),
             "carried_others": len(carried) - len(streams),
-            "duplicate_decodes": len(self.verdict.duplicates),
-            "unreachable_decodes": len(self.verdict.unreachable),
+            # Only engines with journals can be asked.
+            "duplicate_decodes": len(self.verdict.duplicates) if self.engines.journals else None,
+            "unreachable_decodes": len(self.verdict.unreachable) if self.engines.journals else None,
             "leaks": len(self.leaks),
             "strikes_failed": len(self.failed),
             "refused_connections": self.counts["refused_connections"],

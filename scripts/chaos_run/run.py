@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
+from collections.abc import Coroutine, Sequence
 
 from chaos_run.client import End
-from chaos_run.network import Network
 from chaos_run.plan import Strike, What
 from chaos_run.report import Report, milliseconds
-from chaos_run.stage import Stage, stage
+from chaos_run.stage import Scene, Stage, stage
 from chaos_run.strikes import Striker
 
-#: Requests a second for each node: about half of what its engine can do.
-RATE_PER_NODE = 0.5
 #: Share of the measured capacity at which nodes are restarted one by one.
 ROLLING_SHARE = 0.7
 #: How capacity is measured: clients for each node that send one request after the other, seconds before it counts and
@@ -23,26 +19,23 @@ ROLLING_SHARE = 0.7
 CAPACITY_WIDTH, CAPACITY_WARM_S, CAPACITY_S = 16, 8.0, 20.0
 
 
-async def planned(
-    plan: Sequence[Strike], *, size: int, seconds: float, seed: int, rate: float, folder: Path, network: Network,
-    say: Callable[[str], None],
-) -> Report:  # fmt: skip
-    """Carry out `plan` under steady load. Raises `NotReady` when the cluster does not come up at all."""
-    async with stage(size, seed, folder, network, say) as on:
-        say(f"{size} nodes are ready; {len(plan)} strikes in {seconds:.0f} s, seed {seed}")
+async def planned(scene: Scene, plan: Sequence[Strike], seconds: float, rate: float) -> Report:
+    """Carry out `plan` under steady load, `rate` requests a second for each node. Raises `NotReady`."""
+    async with stage(scene) as on:
+        scene.say(f"{scene.size} nodes are ready; {len(plan)} strikes in {seconds:.0f} s, seed {scene.seed}")
         until = asyncio.get_running_loop().time() + seconds
-        await _strike(plan, on.striker, on.clients.steady(on.session, rate * size, until))
+        await _strike(plan, on.striker, on.clients.steady(on.session, rate * scene.size, until))
         return await on.report(seconds)
 
 
-async def rolling(
-    *, size: int, seconds: float, seed: int, folder: Path, network: Network, say: Callable[[str], None]
-) -> Report:
+async def rolling(scene: Scene, seconds: float) -> Report:
     """Restart each node in turn at `ROLLING_SHARE` of the capacity, after `seconds` without a disturbance."""
-    async with stage(size, seed, folder, network, say) as on:
-        capacity = await _capacity(on, CAPACITY_WIDTH * size)
+    async with stage(scene) as on:
+        capacity = await _capacity(on, CAPACITY_WIDTH * scene.size)
         rate = capacity * ROLLING_SHARE
-        say(f"{size} nodes answer {capacity:.2f} requests/s; {rate:.2f} from now on, for {seconds:.0f} s undisturbed")
+        scene.say(
+            f"{scene.size} nodes answer {capacity:.2f} requests/s; now {rate:.2f}, for {seconds:.0f} s undisturbed"
+        )
         load = asyncio.create_task(on.clients.steady(on.session, rate, float("inf")))
         begun = time.monotonic()
         await asyncio.sleep(seconds)

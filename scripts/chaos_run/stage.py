@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +16,25 @@ import aiohttp
 from chaos_run import journals, leaks
 from chaos_run.asks import Asker
 from chaos_run.client import Clients, open_session
-from chaos_run.cluster import PRESET, Cluster, NotReady
+from chaos_run.cluster import Cluster, NotReady
+from chaos_run.engines import PRESET, Engines
+from chaos_run.learnt import Learner
 from chaos_run.network import Network
 from chaos_run.report import Report
 from chaos_run.strikes import Striker
 from node.emulator.config import preset
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a run is made of. `say` gets the lines for people."""
+
+    engines: Engines
+    size: int
+    seed: int
+    folder: Path
+    network: Network
+    say: Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -39,6 +54,7 @@ class Stage:
         self.say("all requests have ended; looking for what is left of them")
         found = await self._quiet()
         living = frozenset(engine.pid for engine in self.cluster.engines().values())
+        carries = await self._carries()
         works = journals.read((name, node.journal) for name, node in self.cluster.nodes.items())
         entries = {sent.asked.rid: sent.entry for sent in self.clients.sent}
         verdict = journals.judge(works, self.cluster.troubles, entries, living)
@@ -49,7 +65,7 @@ class Stage:
             seed=self.seed,
             nodes=len(self.cluster.nodes),
             minutes=round(seconds / 60, 2),
-            engines="emulated",
+            engines=self.cluster.kind,
             no_cuts=self.cluster.network.no_cuts,
             done=self.striker.done,
             counts=self.clients.counts,
@@ -57,8 +73,17 @@ class Stage:
             verdict=verdict,
             leaks=found,
             failed=self.striker.failed,
-            more=more or {},
+            more={"carries_counted": carries, **(more or {})},
         )
+
+    async def _carries(self) -> int:
+        """Streams that were carried, as the nodes that still live have counted them."""
+        total = 0.0
+        for node in self.cluster.nodes.values():
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async with self.session.get(node.url + "/metrics") as answer:
+                    total += leaks.gauge(await answer.text(), "grapevine_carries_total", 'result="carried"')
+        return int(total)
 
     async def _quiet(self) -> list[str]:
         try:
@@ -69,15 +94,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(
-    size: int, seed: int, folder: Path, network: Network, say: Callable[[str], None]
-) -> AsyncIterator[Stage]:
+async def stage(scene: Scene) -> AsyncIterator[Stage]:
     """All nodes ready, and clients that know it. Raises `NotReady`. Nothing is left running in the end."""
-    cluster = Cluster(size, folder, network)
-    clients = Clients(cluster.nodes, Asker(seed, preset(PRESET)), Random(seed + 1))
+    seed, say = scene.seed, scene.say
+    cluster = Cluster(scene.size, scene.folder, scene.network, scene.engines)
+    asker = Asker(seed, preset(PRESET)) if scene.engines.journals else Learner(seed)
+    clients = Clients(cluster.nodes, asker, Random(seed + 1))
     try:
         async with open_session() as session:
             await cluster.start_all(session)
+            if isinstance(asker, Learner):
+                say("learning the right answers")
+                await asker.learn(session, next(iter(cluster.nodes.values())).url)
             striker = Striker(cluster, clients, session, rng=Random(seed + 2), say=say)
             watching = asyncio.create_task(clients.watch_ready(session))
             try:
