@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -59,6 +60,9 @@ from node.surface import make_routes
 
 #: Seconds to announce ourselves by multicast DNS; without it a node still joins by address.
 DISCOVERY_S = 5.0
+
+#: Seconds that clients get to read why their streams end, when the node stops before they are over.
+BREAK_OFF_S = 0.5
 
 _log = logging.getLogger("grapevine")
 
@@ -163,6 +167,7 @@ class Node:
         try:
             if self._http is not None:
                 await self._within_grace(self._leave_well(self._http))
+                await self._break_off(self._http)
                 await self.gossip.leave()
         finally:
             await self._stack.aclose()
@@ -241,6 +246,13 @@ class Node:
             self._routes.page.hub.close()
         await http.stop_accepting()
         await http.idle()
+
+    async def _break_off(self, http: HttpServer) -> None:
+        """Tell the clients whose answers are not over that they end here."""
+        self.dispatcher.end_streams("the node that it came through is stopping")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BREAK_OFF_S):
+                await http.idle()
 
     async def _within_grace(self, work: Coroutine[None, None, None]) -> None:
         waits = [asyncio.ensure_future(work), asyncio.ensure_future(self._hurried.wait())]

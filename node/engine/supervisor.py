@@ -36,6 +36,8 @@ PROBE_STARTING_S = 0.5
 PROBE_READY_S = 2.0
 #: Deadline of one probe, seconds: a busy engine answers late.
 PROBE_TIMEOUT_S = 5.0
+#: Most seconds that an engine gets to end by itself: its requests have been finished or moved before.
+ENGINE_GRACE_S = 10.0
 #: The models are asked for again at each of this many probes: adapters come and go.
 MODELS_EVERY = 5
 
@@ -49,7 +51,7 @@ def lifecycle_config(settings: Settings) -> life.LifecycleConfig:
     """The times of an engine's life that these settings ask for."""
     return life.LifecycleConfig(
         start_timeout_s=settings.engine_start_timeout_s,
-        stop_grace_s=settings.stop_grace_s,
+        stop_grace_s=min(settings.stop_grace_s, ENGINE_GRACE_S),
         attached=bool(settings.engine_url),
     )
 

@@ -81,6 +81,7 @@ class Dispatcher:
         self._downs = downs
         self._deadlines = deadlines
         self._handovers = handovers
+        self._streams: set[CarriedStream] = set()
         self._notes = notes
         self._rng = rng
         self._clock = clock
@@ -283,14 +284,22 @@ class Dispatcher:
             on_carried=self._notes.carried,
             may_move=self._may_move,
         )
+        self._streams.add(stream)
         try:
             response = await stream.run(Leg(opened, finish, carrier.record), headers)
         except (ConnectionError, asyncio.CancelledError):
             self._notes.broke(call, plan, "client gone")
             raise
+        finally:
+            self._streams.discard(stream)
         if stream.error is not None:
             self._notes.broke(call, plan, stream.error)
         return response
+
+    def end_streams(self, why: str) -> None:
+        """End every stream that clients get through us with an error event: this node is about to be gone."""
+        for stream in tuple(self._streams):
+            stream.end(why)
 
     async def _open_leg(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         try:

@@ -9,12 +9,16 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
 
 from chaos_run import network
 from chaos_run.cluster import NotReady, names
+from chaos_run.engines import KINDS
 from chaos_run.plan import PlanConfig, What, make_plan
-from chaos_run.run import RATE_PER_NODE, emulated
+from chaos_run.report import Report
+from chaos_run.run import planned, rolling
+from chaos_run.stage import Scene
 
 MOST_NODES = 20
 
@@ -26,18 +30,10 @@ def main() -> int:
     world = network.make(options.nodes, why_not)
     if world.no_cuts:
         _say(f"links cannot be cut here: {world.no_cuts}")
-    leave_out = {What.CUT_LINK, What.CUT_NODE} if world.no_cuts else set()
-    leave_out |= {what for what in What if what.value in options.without}
     seconds = options.minutes * 60
-    plan = make_plan(names(options.nodes, world), seconds, options.seed, PlanConfig(every_s=options.every), leave_out)
     folder = Path(tempfile.mkdtemp(prefix="gvchaos-", dir=options.folder))
     try:
-        report = asyncio.run(
-            emulated(
-                plan, size=options.nodes, seconds=seconds, seed=options.seed, rate=options.rate, folder=folder,
-                network=world, say=_say,
-            )
-        )  # fmt: skip
+        report = asyncio.run(_run(options, seconds, folder, world))
     except NotReady as error:
         _say(str(error))
         return 1
@@ -55,15 +51,34 @@ def main() -> int:
     return 0 if report.good else 1
 
 
+def _run(
+    options: argparse.Namespace, seconds: float, folder: Path, world: network.Network
+) -> Coroutine[None, None, Report]:
+    engines = KINDS[options.engines]
+    scene = Scene(engines, options.nodes, options.seed, folder, world, _say)
+    if options.rolling:
+        return rolling(scene, seconds)
+    leave_out = {What.CUT_LINK, What.CUT_NODE} if world.no_cuts else set()
+    leave_out |= {what for what in What if what.value in options.without}
+    if not engines.journals:
+        leave_out.add(What.FILL)  # whose answers nobody knows
+    config = PlanConfig(every_s=options.every, rest_s=engines.rest_s)
+    plan = make_plan(names(options.nodes, world), seconds, options.seed, config, leave_out)
+    return planned(scene, plan, seconds, options.rate or engines.rate)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parser.add_argument("--engines", choices=("emulated",), default="emulated")
+    parser.add_argument("--engines", choices=sorted(KINDS), default="emulated")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--every", type=float, default=PlanConfig().every_s, help="mean seconds between two strikes")
-    parser.add_argument("--rate", type=float, default=RATE_PER_NODE, help="requests a second for each node")
+    parser.add_argument("--rate", type=float, help="requests a second for each node")
+    parser.add_argument(
+        "--rolling", action="store_true", help="instead of a plan: restart each node in turn at 70 %% load"
+    )
     parser.add_argument("--without", nargs="*", default=[], choices=[what.value for what in What])
     parser.add_argument("--folder", type=Path, help="where logs and journals go; a short path")
     parser.add_argument("--keep", action="store_true", help="keep logs and journals of a good run too")

@@ -19,10 +19,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 import aiohttp
 
-from chaos_run.asks import Asked, Asker
+from chaos_run.asks import Asked
 from chaos_run.checks import Broken, StreamCheck, Wrong, check_body
 from chaos_run.node import ChaosNode
 
@@ -64,12 +65,24 @@ class Sent:
     sends: int = 0
 
 
+class Asks(Protocol):
+    """Where requests come from."""
+
+    def next(self) -> Asked:
+        """The next one of the steady load."""
+        ...
+
+    def long(self) -> Asked:
+        """One with a long prompt that shares nothing."""
+        ...
+
+
 @dataclass(slots=True)
 class Clients:
     """The load on `nodes`."""
 
     nodes: Mapping[str, ChaosNode]
-    asker: Asker
+    asker: Asks
     rng: Random
     ready: set[str] = field(default_factory=set)
     sent: list[Sent] = field(default_factory=list)
@@ -87,6 +100,15 @@ class Clients:
         while (due := due + self.rng.expovariate(rate)) < until:
             await asyncio.sleep(max(0.0, due - loop.time()))
             self.send(session, self.asker.next())
+
+    async def closed_loop(self, session: aiohttp.ClientSession, width: int, until: float) -> None:
+        """Always have `width` requests under way, until then (monotonic seconds)."""
+
+        async def one_after_the_other() -> None:
+            while time.monotonic() < until:
+                await self._send(session, self.asker.next(), "")
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(width)))
 
     def send(self, session: aiohttp.ClientSession, asked: Asked, entry: str = "") -> None:
         """Send one request, first through `entry` when one is given."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shlex
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
@@ -16,18 +15,13 @@ import aiohttp
 import psutil
 from localcluster import free_ports
 
-from chaos_run.asks import MODEL
+from chaos_run.engines import Engines
 from chaos_run.leaks import files_of
 from chaos_run.network import Network
-from chaos_run.node import GRAPEVINE, ROOT, ChaosNode, Trouble
+from chaos_run.node import ROOT, ChaosNode, Trouble
 from node.addresses import DEFAULT_PORT, join_address
 
-PRESET = "smollm2-cpu"
-#: Bytes that stand for a KV block, and the size of a pool: so small that a few hundred requests fill it.
-BLOCK_BYTES, POOL_GIB = 16_384, 0.01
 ADMIN_TOKEN = "chaos"
-#: Seconds for all nodes to become ready together, and for one, while all others run.
-ALL_READY_S, ONE_READY_S = 120.0, 60.0
 STOP_GRACE_S = 20.0
 _LOOK_S = 0.2
 
@@ -45,7 +39,8 @@ class NotReady(Exception):
 class Cluster:
     """The nodes."""
 
-    def __init__(self, size: int, folder: Path, network: Network) -> None:
+    def __init__(self, size: int, folder: Path, network: Network, engines: Engines) -> None:
+        self.kind = engines
         self.network = network
         self.folder = folder
         self.troubles: list[Trouble] = []
@@ -58,14 +53,9 @@ class Cluster:
         }
 
     def _node(self, name: str, number: int, port: int, key: str) -> ChaosNode:
-        journal = self.folder / f"{name}.journal"
-        engine = (
-            f"{shlex.join(GRAPEVINE)} emulate --preset {PRESET} "
-            f"--served-model-name {MODEL} --uds {{uds}} --link-socket {{link}} --kv-block-bytes {BLOCK_BYTES} "
-            f"--journal {journal}"
-        )
-        options = ("--no-mdns", "--cluster", "chaos", "--engine-command", engine, "--kv-pool-gib", str(POOL_GIB),
-                   "--stop-grace-s", str(STOP_GRACE_S))  # fmt: skip
+        kind = self.kind
+        own = kind.options(self.folder / f"{name}.journal")
+        options = ("--no-mdns", "--cluster", "chaos", "--stop-grace-s", str(STOP_GRACE_S), *own)
         env = {
             "GRAPEVINE_STATE_DIR": str(self.folder / "state"),
             "GRAPEVINE_RUN_DIR": str(self.folder / "run"),
@@ -74,7 +64,9 @@ class Cluster:
             "PYTHONPATH": str(ROOT),
         }
         prefix = self.network.prefix(number)
-        return ChaosNode(name, number, self.network.host(number), port, self.folder, prefix, options, env)
+        return ChaosNode(
+            name, number, self.network.host(number), port, self.folder, prefix, options, kind.arguments, env
+        )
 
     async def start(self, name: str) -> None:
         """Start one node, joined to some of the others."""
@@ -85,19 +77,19 @@ class Cluster:
         """Start all and wait until each sees all ready. Raises `NotReady`."""
         for name in self.nodes:
             await self.start(name)
-        async with _limit(ALL_READY_S, self.nodes.values()):
+        async with _limit(self.kind.all_ready_s, self.nodes.values()):
             for name in self.nodes:
                 await self._until(session, name, set(self.nodes))
         self.files = {name: files_of(node) for name, node in self.nodes.items()}
 
     async def wait_ready(self, session: aiohttp.ClientSession, name: str) -> None:
         """Until a node that was started again has its own engine ready. Raises `NotReady`."""
-        async with _limit(ONE_READY_S, [self.nodes[name]]):
+        async with _limit(self.kind.one_ready_s, [self.nodes[name]]):
             await self._until(session, name, {name})
 
     async def all_ready(self, session: aiohttp.ClientSession) -> None:
         """Until each node sees all ready again. Raises `NotReady`."""
-        async with _limit(ALL_READY_S, self.nodes.values()):
+        async with _limit(self.kind.all_ready_s, self.nodes.values()):
             for name in self.nodes:
                 await self._until(session, name, set(self.nodes))
 

@@ -79,7 +79,7 @@ def judge(
     for rid, found in works.items():
         computing = [work for work in found if work.tokens]
         if len(computing) > 1:
-            carried[rid] = _cause(computing[0].node, computing[1].begun, troubles)
+            carried[rid] = _cause(computing[0], computing[1].begun, troubles, entries.get(rid, ""))
         for first, second in itertools.pairwise(computing):
             overlap = first.tokens[-1] - second.tokens[0]
             if overlap <= GRACE_S:
@@ -92,10 +92,16 @@ def judge(
     return Verdict(carried, tuple(duplicates), tuple(unreachable), tuple(unfinished))
 
 
-def _cause(node: str, at: float, troubles: Sequence[Trouble]) -> str:
-    """What had happened to a node last before another one went on with its work; empty when nothing had."""
-    before = [trouble for trouble in troubles if trouble.node == node and trouble.begun <= at]
-    return max(before, key=lambda trouble: trouble.begun).what if before else ""
+def _cause(first: Work, at: float, troubles: Sequence[Trouble], entry: str) -> str:
+    """What had happened last before another engine went on; empty when nothing had.
+
+    An entry that is stopped holds up its clients itself, whatever else has happened: `entry stopped`.
+    """
+    before = [trouble for trouble in troubles if trouble.begun <= at]
+    if any(t.node == entry and t.what == "stopped" and t.ended >= first.tokens[-1] for t in before):
+        return "entry stopped"
+    own = [trouble for trouble in before if trouble.node == first.node]
+    return max(own, key=lambda trouble: trouble.begun).what if own else ""
 
 
 def _could_know(first: Work, since: float, troubles: Sequence[Trouble], entry: str) -> float:

@@ -31,7 +31,7 @@ SOCKETS_PER_PEER, SOCKETS_BESIDES = 6, 24
 #: Files that come and go (a log that is turned, a look at /proc).
 FILES_SPARE = 4
 #: Gauges of /metrics that are 0 on a quiet node.
-GAUGES = ("active_requests", "queued_requests", "carried_open", "handovers_open")
+GAUGES = ("active_requests", "queued_requests", "queued_tokens")
 _CLOSE_WAIT = "08"
 
 
@@ -65,10 +65,10 @@ async def look(
     return [f"{node.name}: {leak}" for leak in found]
 
 
-def gauge(metrics: str, name: str) -> float:
-    """The sum of a metric over its labels; 0 without it."""
-    pattern = rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.eE+-]+)$"
-    return sum(float(value) for value in re.findall(pattern, metrics, re.MULTILINE))
+def gauge(metrics: str, name: str, label: str = "") -> float:
+    """The sum of a metric over its labels, or over those lines that have this one; 0 without any."""
+    lines = re.findall(rf"^{re.escape(name)}(\{{[^}}]*\}})? ([0-9.eE+-]+)$", metrics, re.MULTILINE)
+    return sum(float(value) for labels, value in lines if label in labels)
 
 
 def _in_state(state: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from chaos_run.engines import GRAPEVINE
 from node.addresses import GOSSIP_OFFSET, KV_OFFSET
 
 ROOT = Path(__file__).parents[2]
-GRAPEVINE = (sys.executable, "-c", "from node.cli import main; main()")
 #: Seconds that a node gets to end after SIGTERM, above its own grace.
 END_S = 30.0
 
@@ -45,6 +44,8 @@ class ChaosNode:
     folder: Path
     prefix: Sequence[str]
     options: Sequence[str]
+    #: What comes after `--`.
+    arguments: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
     #: When its process was killed by us, monotonic seconds.
@@ -85,6 +86,7 @@ class ChaosNode:
         command = [
             *self.prefix, *GRAPEVINE, "start", "--name", self.name, "--host", self.host, "--port", str(self.port),
             "--advertise", self.host, *(part for seed in seeds for part in ("--join", seed)), *self.options,
+            *(("--", *self.arguments) if self.arguments else ()),
         ]  # fmt: skip
         env = {**os.environ, "PYTHONPATH": str(ROOT), **self.env}
         with self.log.open("ab") as log:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos_run.client import End, Sent
+from chaos_run.engines import Engines
 from chaos_run.journals import Verdict
 
 #: Why a stream was carried -> what was done to its engine or node (`strikes.py`).
@@ -28,7 +29,7 @@ class Report:
     seed: int
     nodes: int
     minutes: float
-    engines: str
+    engines: Engines
     no_cuts: str
     done: Counter[str]
     counts: Counter[str]
@@ -52,7 +53,7 @@ class Report:
             "seed": self.seed,
             "nodes": self.nodes,
             "minutes": self.minutes,
-            "engines": self.engines,
+            "engines": self.engines.name,
             "requests": len(self.sent),
             "streams": sum(s.asked.stream for s in self.sent),
             "right": len(self._of(End.RIGHT)),
@@ -70,17 +71,18 @@ class Report:
             "garbage": self.done["garbage"],
             "carried_streams": len(streams),
             "carried_others": len(carried) - len(streams),
-            "duplicate_decodes": len(self.verdict.duplicates),
-            "unreachable_decodes": len(self.verdict.unreachable),
+            # Only engines with journals can be asked.
+            "duplicate_decodes": len(self.verdict.duplicates) if self.engines.journals else None,
+            "unreachable_decodes": len(self.verdict.unreachable) if self.engines.journals else None,
             "leaks": len(self.leaks),
             "strikes_failed": len(self.failed),
             "refused_connections": self.counts["refused_connections"],
             "told_to_retry": self.counts["told_to_retry"],
-            "pause_p50_ms": _ms(pauses, 0.5),
-            "pause_p99_ms": _ms(pauses, 0.99),
-            "pause_max_ms": _ms(pauses, 1.0),
-            "ttft_p50_ms": _ms(firsts, 0.5),
-            "ttft_p99_ms": _ms(firsts, 0.99),
+            "pause_p50_ms": milliseconds(pauses, 0.5),
+            "pause_p99_ms": milliseconds(pauses, 0.99),
+            "pause_max_ms": milliseconds(pauses, 1.0),
+            "ttft_p50_ms": milliseconds(firsts, 0.5),
+            "ttft_p99_ms": milliseconds(firsts, 0.99),
             **self._by_cause(streams),
             "no_cuts": self.no_cuts,
             **self.more,
@@ -92,8 +94,8 @@ class Report:
         for cause, words in CAUSES.items():
             pauses = sorted(s.pause_s for s in streams if self.verdict.carried[s.asked.rid] in words)
             told[f"carried_{cause}"] = len(pauses)
-            told[f"pause_{cause}_p50_ms"] = _ms(pauses, 0.5)
-            told[f"pause_{cause}_max_ms"] = _ms(pauses, 1.0)
+            told[f"pause_{cause}_p50_ms"] = milliseconds(pauses, 0.5)
+            told[f"pause_{cause}_max_ms"] = milliseconds(pauses, 1.0)
         return told
 
     @property
@@ -120,6 +122,6 @@ def _told(sent: Sent) -> str:
     return f"{sent.asked.rid} ({kind}, {sent.asked.path}) through {sent.entry}: {sent.why}"
 
 
-def _ms(ordered: Sequence[float], share: float) -> float | None:
+def milliseconds(ordered: Sequence[float], share: float) -> float | None:
     """A quantile of sorted seconds, in milliseconds; None without any."""
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000.0, 1) if ordered else None

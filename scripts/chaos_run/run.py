@@ -1,61 +1,61 @@
-"""One run: the cluster comes up, clients ask, the plan breaks things, all grows quiet, and the books are read."""
+"""The two runs: a seeded plan of strikes, and a rolling restart."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from random import Random
+import time
+from collections.abc import Coroutine, Sequence
 
-import aiohttp
-
-from chaos_run import journals, leaks
-from chaos_run.asks import Asker
-from chaos_run.client import Clients, open_session
-from chaos_run.cluster import PRESET, Cluster, NotReady
-from chaos_run.network import Network
-from chaos_run.plan import Strike
-from chaos_run.report import Report
+from chaos_run.client import End
+from chaos_run.plan import Strike, What
+from chaos_run.report import Report, milliseconds
+from chaos_run.stage import Scene, Stage, stage
 from chaos_run.strikes import Striker
-from node.emulator.config import preset
 
-#: Requests a second for each node: about half of what its engine can do.
-RATE_PER_NODE = 0.5
+#: Share of the measured capacity at which nodes are restarted one by one.
+ROLLING_SHARE = 0.7
+#: How capacity is measured: clients for each node that send one request after the other, seconds before it counts and
+#: while it does.
+CAPACITY_WIDTH, CAPACITY_WARM_S, CAPACITY_S = 16, 8.0, 20.0
 
 
-async def emulated(
-    plan: Sequence[Strike], *, size: int, seconds: float, seed: int, rate: float, folder: Path, network: Network,
-    say: Callable[[str], None],
-) -> Report:  # fmt: skip
-    """Run `plan` on `size` nodes with emulated engines. Raises `NotReady` when the cluster does not come up at all."""
-    cluster = Cluster(size, folder, network)
-    clients = Clients(cluster.nodes, Asker(seed, preset(PRESET)), Random(seed + 1))
-    try:
-        async with open_session() as session:
-            await cluster.start_all(session)
-            say(f"{size} nodes are ready; {len(plan)} strikes in {seconds:.0f} s, seed {seed}")
-            striker = Striker(cluster, clients, session, rng=Random(seed + 2), say=say)
-            watching = asyncio.create_task(clients.watch_ready(session))
-            try:
-                load = clients.steady(session, rate * size, asyncio.get_running_loop().time() + seconds)
-                await _strike(plan, striker, load)
-                await clients.drained()
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-            say("all requests have ended; looking for what is left of them")
-            found = await _quiet(cluster, session)
-        living = frozenset(engine.pid for engine in cluster.engines().values())
-        verdict = _books(cluster, clients, living)
-        found += [f"unfinished work: {text}" for text in verdict.unfinished]
-        found += await cluster.stop_all()
-        found += leaks.processes_left(folder)
-    finally:
-        cluster.kill_all()
-    return Report(
-        seed=seed, nodes=size, minutes=seconds / 60, engines="emulated", no_cuts=network.no_cuts, done=striker.done,
-        counts=clients.counts, sent=clients.sent, verdict=verdict, leaks=found, failed=striker.failed,
-    )  # fmt: skip
+async def planned(scene: Scene, plan: Sequence[Strike], seconds: float, rate: float) -> Report:
+    """Carry out `plan` under steady load, `rate` requests a second for each node. Raises `NotReady`."""
+    async with stage(scene) as on:
+        scene.say(f"{scene.size} nodes are ready; {len(plan)} strikes in {seconds:.0f} s, seed {scene.seed}")
+        until = asyncio.get_running_loop().time() + seconds
+        await _strike(plan, on.striker, on.clients.steady(on.session, rate * scene.size, until))
+        return await on.report(seconds)
+
+
+async def rolling(scene: Scene, seconds: float) -> Report:
+    """Restart each node in turn at `ROLLING_SHARE` of the capacity, after `seconds` without a disturbance."""
+    async with stage(scene) as on:
+        capacity = await _capacity(on, CAPACITY_WIDTH * scene.size)
+        rate = capacity * ROLLING_SHARE
+        scene.say(
+            f"{scene.size} nodes answer {capacity:.2f} requests/s; now {rate:.2f}, for {seconds:.0f} s undisturbed"
+        )
+        load = asyncio.create_task(on.clients.steady(on.session, rate, float("inf")))
+        begun = time.monotonic()
+        await asyncio.sleep(seconds)
+        rolled = time.monotonic()
+        for number, name in enumerate(on.cluster.nodes):
+            await on.striker.strike(Strike(number, round(time.monotonic() - begun, 1), What.RESTART, name, 0.0))
+        ended = time.monotonic()
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        calm, roll = _first_tokens(on, begun, rolled), _first_tokens(on, rolled, ended)
+        more = {
+            "capacity_rps": round(capacity, 2),
+            "rate_rps": round(rate, 2),
+            "rolling_s": round(ended - rolled, 1),
+            "ttft_calm_p50_ms": milliseconds(calm, 0.5),
+            "ttft_calm_p99_ms": milliseconds(calm, 0.99),
+            "ttft_rolling_p50_ms": milliseconds(roll, 0.5),
+            "ttft_rolling_p99_ms": milliseconds(roll, 0.99),
+        }
+        return await on.report(ended - begun, more)
 
 
 async def _strike(plan: Sequence[Strike], striker: Striker, load: Coroutine[None, None, None]) -> None:
@@ -70,15 +70,15 @@ async def _strike(plan: Sequence[Strike], striker: Striker, load: Coroutine[None
     await asyncio.gather(*strikes)
 
 
-async def _quiet(cluster: Cluster, session: aiohttp.ClientSession) -> list[str]:
-    try:
-        await cluster.all_ready(session)
-    except NotReady as error:
-        return [f"the cluster did not come back: {error}"]
-    return await leaks.look_until_none(session, cluster.nodes, cluster.files)
+async def _capacity(on: Stage, width: int) -> float:
+    """Requests a second that are answered when there are always `width` of them."""
+    counts_from = time.monotonic() + CAPACITY_WARM_S
+    until = counts_from + CAPACITY_S
+    await on.clients.closed_loop(on.session, width, until)
+    ended = [sent.ended for sent in on.clients.sent if sent.end is End.RIGHT]
+    return sum(counts_from <= at < until for at in ended) / CAPACITY_S
 
 
-def _books(cluster: Cluster, clients: Clients, living: frozenset[int]) -> journals.Verdict:
-    works = journals.read((name, node.journal) for name, node in cluster.nodes.items())
-    entries = {sent.asked.rid: sent.entry for sent in clients.sent}
-    return journals.judge(works, cluster.troubles, entries, living)
+def _first_tokens(on: Stage, since: float, until: float) -> list[float]:
+    """Seconds to the first token of the streams that began then, sorted."""
+    return sorted(s.first_s for s in on.clients.sent if s.first_s is not None and since <= s.begun < until)

@@ -9,8 +9,8 @@ Rules for the own engine (`judge_engine`)
 2. Another stream heard from the engine since: it works, and ours waits for its turn; up to `TURN_MAX_S`.
 3. The engine's processes are stopped: it hangs, and the least patience is enough. (That they use no processor time says
    nothing: they may wait for a long step of a device.)
-4. They work, or nobody can see it: as long as prompts are owed, the time that these should take, `PREFILL_FACTOR`
-   times, and where they are seen to work at least `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
+4. They work, or nobody can see it: as long as prompts are owed, `PREFILL_FACTOR` times the time that these should take,
+   and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
    This holds only between tokens. Before the first one the engine may rightly be silent for as long as others run.
 
 Rules for a peer (`judge_peer`): its node says all the time that it lives, while it has nothing else to say. Without a

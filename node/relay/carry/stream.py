@@ -85,6 +85,9 @@ class CarriedStream:
         self._splitter = EventSplitter()
         self._leg: Leg | None = None
         self._lost: Lost | None = None
+        self._finding: asyncio.Future[Leg | None] | None = None
+        #: Why no other leg is to follow; empty while one may.
+        self._ending = ""
         #: When the client was last told something, and when it was known that the leg is lost.
         self._told_at = self._known_at = time.monotonic()
         #: Monotonic time of the last piece of the present leg, or of the last leg.
@@ -114,6 +117,14 @@ class CarriedStream:
         leg.opened.upstream.fail(UpstreamMovedError("it is to run elsewhere"))
         return True
 
+    def end(self, why: str) -> None:
+        """End it with an error event now, wherever it runs: nobody will be here to go on with it."""
+        self._ending = why
+        if self._leg is not None:
+            self._leg.opened.upstream.fail(UpstreamBrokenError(why))
+        if self._finding is not None:
+            self._finding.cancel()
+
     @property
     def movable(self) -> bool:
         """Whether the request, as far as it has come, could be carried."""
@@ -129,6 +140,9 @@ class CarriedStream:
             self._end_leg(whole=False)
             if self._lost is None:  # else the client still waits since an earlier one
                 self._known_at = time.monotonic()
+            if self._ending:
+                await self._end_broken(response, lost, self._ending)
+                return
             await self._on_lost(leg, lost)
             try:
                 self._leg = await self._next_leg(lost, response)
@@ -183,7 +197,7 @@ class CarriedStream:
 
     async def _next_leg(self, lost: Lost, response: RawResponse) -> Leg | None:
         """The next leg; the client hears a comment now and then."""
-        finding = asyncio.ensure_future(self._carrier.next_leg(lost))
+        finding = self._finding = asyncio.ensure_future(self._carrier.next_leg(lost))
         try:
             while not (await asyncio.wait({finding}, timeout=min(COMMENT_EVERY_S, self._left_s)))[0]:
                 if self._left_s <= 0:
@@ -192,6 +206,11 @@ class CarriedStream:
         except BaseException:
             await _abandon(finding)
             raise
+        finally:
+            self._finding = None
+        if self._ending:
+            await _abandon(finding)
+            raise CannotCarryError(self._ending)
         return finding.result()
 
     # --- one leg

@@ -122,7 +122,7 @@ async def test_a_stream_that_moves_takes_its_kv_along(pair: Pair) -> None:
         await client.send("POST", "/v1/completions", tuple(at("bob")), body)
         assert (await client.head()).status == 200
         shown = await client.chunk()
-        bob.drain(True)
+        bob.drain(60)
         assert bob.handovers.move_all() == 1
         while piece := await client.chunk():
             shown += piece

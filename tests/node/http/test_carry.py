@@ -333,12 +333,38 @@ async def test_a_stream_that_is_asked_to_move_goes_on_elsewhere(nodes: Cluster, 
     async with begun(nodes, "a", target, body(CHAT), 5) as answer:
         assert member.node.handovers.running == Running(movable=1, unmovable=0)
         if target == "a":  # the other one is left out because it asked, whatever its rows say
-            member.node.drain(True)
+            member.node.drain(60)
         assert member.node.handovers.move_all() == 1
         assert normal(await answer.rest()) == normal(whole.body)
     assert 'cause="moved",result="carried"} 1.0' in nodes[0].node.metrics.page().decode()
     assert not nodes[0].node.registry.circuits
     assert member.node.admission.active == 0
+
+
+@pytest.mark.parametrize("target", ["a", "b"])
+async def test_what_is_not_over_when_its_entry_stops_ends_with_an_error_that_says_so(
+    nodes: Cluster, target: str
+) -> None:
+    nodes["ab".index(target)].faulty.faults = [Fault(5, "stall")]
+    sent = body(CHAT, temperature=0.9, presence_penalty=0.5)  # not to be moved
+    async with begun(nodes, "a", target, sent, 5) as answer:
+        stopping = asyncio.create_task(nodes[0].node.stop())
+        nodes[0].node.hurry()
+        told = error(await answer.rest())
+        assert told["code"] == "upstream_failed" and "is stopping" in told["message"]
+        await stopping
+
+
+async def test_a_stream_that_looks_for_another_node_ends_when_its_entry_stops(nodes: Cluster) -> None:
+    for member in nodes.members[1:]:
+        member.node.admission.max_running = 0
+    nodes[0].faulty.faults = [Fault(5, "reset")]
+    async with begun(nodes, "a", "a", body(CHAT), 4) as answer:
+        await nodes[0].until(lambda: len(nodes[0].node.room) == 1)
+        stopping = asyncio.create_task(nodes[0].node.stop())
+        nodes[0].node.hurry()
+        assert "is stopping" in error(await answer.rest())["message"]
+        await stopping
 
 
 async def test_what_cannot_move_stays_and_ends_where_it_is(nodes: Cluster) -> None:
