@@ -5,19 +5,18 @@ Each node has a registry of its own, so that several nodes can live in one proce
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from node.decisions import DecisionLog
+from node.hits import HitWatch
 from node.plan import Plan, Refusal
 from node.relay.call import Call
-
-#: Decisions kept for the page.
-MAX_DECISIONS = 50
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
@@ -26,29 +25,7 @@ Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One line of the page's table."""
-
-    at: float
-    rid: str
-    model: str | None
-    target: str | None
-    reason: str
-    hops: int
-    status: int
-
-    def as_dict(self, now: float) -> dict[str, object]:
-        """JSON-able, with the age in place of the time."""
-        return {
-            "ago_s": round(max(0.0, now - self.at), 1),
-            "rid": self.rid,
-            "model": self.model,
-            "target": self.target,
-            "reason": self.reason,
-            "hops": self.hops,
-            "status": self.status,
-        }
+_log = logging.getLogger("grapevine.kv")
 
 
 class _Live(Collector):
@@ -68,7 +45,8 @@ class Metrics:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.registry = CollectorRegistry()
-        self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self.log = DecisionLog()
+        self.hits = HitWatch()
         r = self.registry
         self.requests = Counter("grapevine_requests", "Requests answered to clients.", ("place", "status"), registry=r)
         self.first_byte = Histogram(
@@ -94,6 +72,9 @@ class Metrics:
         self.actual = Counter(
             "grapevine_actual_cached_tokens", "Prompt tokens the engine found in its cache.", registry=r
         )
+        self.silent = Gauge(
+            "grapevine_silent_zero_hits", "1 while the engine finds nothing cached where much was promised.", registry=r
+        )
         self.prompt = Counter("grapevine_prompt_tokens", "Prompt tokens the engine started.", registry=r)
         self.pulls = Counter("grapevine_pulls", "Pulls of KV blocks from peers.", ("reason",), registry=r)
         self.pulled_blocks = Counter("grapevine_pulled_blocks", "KV blocks pulled.", registry=r)
@@ -113,11 +94,6 @@ class Metrics:
         """Return our metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def decisions(self) -> list[dict[str, object]]:
-        """Return the latest decisions, newest first."""
-        now = self._clock()
-        return [decision.as_dict(now) for decision in reversed(self._decisions)]
-
     def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
         """Note a decision."""
         self.decide.observe(seconds)
@@ -130,15 +106,21 @@ class Metrics:
         """Note a stay in the waiting room."""
         self.wait.observe(seconds)
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Note an answer or a refusal."""
         place = "refused" if plan is None else "forwarded" if plan.hops else "local"
         self.requests.labels(place, str(status)).inc()
         if first_byte_s is not None:
             self.first_byte.labels(place).observe(first_byte_s)
-        target, reason, hops = (plan.target, plan.reason, plan.hops) if plan else (None, "refused", 0)
-        model = call.parsed.model[:128] if call.parsed.model else None
-        self._decisions.append(Decision(self._clock(), call.rid, model, target, reason, hops, status))
+        self.log.note(call, plan, status, self._clock(), first_byte_s=first_byte_s, told=told)
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """Note an answer that broke off."""
@@ -149,6 +131,19 @@ class Metrics:
         self.predicted.inc(predicted)
         self.actual.inc(actual)
         self.prompt.inc(prompt)
+        if self.hits.started(predicted, actual):
+            self._say_hits()
+
+    def _say_hits(self) -> None:
+        self.silent.set(float(self.hits.alarm))
+        if not self.hits.alarm:
+            _log.info("the engine finds prompts in its cache again")
+            return
+        _log.warning(
+            "the engine finds %.0f %% of the prompt tokens that should be in its cache: is prefix caching off, or does "
+            "it render prompts otherwise than they are sent? Routing by prefix gains nothing until then.",
+            100 * self.hits.share,
+        )
 
     def pulled(self, reason: str, blocks: int, size: int, seconds: float, corrupt: int) -> None:
         """Note a pull; ``reason`` is one of the puller's fixed words."""

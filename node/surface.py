@@ -35,7 +35,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
     return Routes(
         openai=openai,
-        explain=Explain(openai, node.dispatcher, clock),
+        explain=Explain(openai, node.dispatcher, metrics.log, clock),
         peer=PeerRoutes(
             settings,
             registry=registry,
@@ -57,8 +57,9 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "gossip": lambda: gossip_state(node.gossip),
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
+                "hits": metrics.hits.snapshot,
             },
-            decisions=metrics.decisions,
+            decisions=lambda: metrics.log.latest(clock()),
         ),
         health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
         admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from node.load import LoadVector
@@ -65,8 +65,19 @@ class Notes(Protocol):
         """A request left the waiting room."""
         ...
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
-        """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = ...,
+    ) -> None:
+        """A request was answered or refused; ``first_byte_s`` counts from its arrival.
+
+        ``told``: what the target says about its work, headers of ours by lower-case name.
+        """
         ...
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:
