@@ -75,7 +75,7 @@ def decide(
         commit=commit,
     )
     choice = policy.choose(question, now, rng)
-    return _plan(request, question, choice, policy=policy.name, entry=entry, options=options)
+    return _plan(request, question, choice, policy=policy.name, entry=entry, options=options, now=now)
 
 
 def _only_model(view: ClusterView) -> str | None:
@@ -141,6 +141,7 @@ def _plan(
     policy: str,
     entry: str,
     options: RouteOptions,
+    now: float,
 ) -> Plan:
     cost, reason = choice.cost, choice.reason
     held = question.matched_tokens.get(cost.name, 0)
@@ -170,6 +171,7 @@ def _plan(
         deadline_s=options.deadline_s,
         patience_ms=_patience_ms(choice, entry, options),
         costs=choice.costs,
+        decided_at=now,
     )
 
 

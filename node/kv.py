@@ -25,7 +25,7 @@ from kvmigrate.puller import Puller, WarmResult
 from kvmigrate.server import TransferServer
 from node import kv_state
 from node.digest import Changes, PrefixDigest
-from node.flights import Flight, Flights
+from node.flights import MAX_FLIGHTS, Flight, Flights
 from node.kv_digest import SharedDigest
 from node.kv_pulls import Pulls, pull_deadline
 from node.meter import LoadMeter
@@ -81,6 +81,9 @@ class KvSide:
         self.hello: link.Hello | None = None
         self._scheduler = False
         self._flights = Flights()
+        #: Prompt tokens that the engine found cached, by request, until its answer is over: it may be reported finished
+        #: before the first byte is here.
+        self._cached: dict[str, int] = {}
         self.pool: BlockPool | None = None
         self.link: EngineLink | None = None
         self.server: TransferServer | None = None
@@ -149,8 +152,13 @@ class KvSide:
         if call.parsed.prompt_bytes:
             self._flights.add(rid, call.parsed, plan)
 
+    def cached(self, rid: str) -> int | None:
+        """Prompt tokens that the engine found cached, its own and ours; None while it did not report them."""
+        return self._cached.get(rid)
+
     def end(self, rid: str, *, whole: bool) -> None:
         """The answer is over. A connected engine still reports what it filled; any other is guessed at."""
+        self._cached.pop(rid, None)
         if whole and self._scheduler:
             return
         flight = self._flights.pop(rid)
@@ -248,6 +256,9 @@ class KvSide:
         flight = self._flights.get(event.rid)
         if flight is None:
             return
+        self._cached[event.rid] = cached
+        while len(self._cached) > MAX_FLIGHTS:
+            del self._cached[next(iter(self._cached))]
         flight.prompt_tokens = event.prompt_tokens
         self._metrics.started(flight.predicted, cached, event.prompt_tokens)
         if flight.teaches:
@@ -272,6 +283,7 @@ class KvSide:
         """The engine went down: its requests are gone, and so is a cache that only it held."""
         self._meter.engine_lost(self._clock())
         self._flights.clear()
+        self._cached.clear()
         self.digest.lost()
 
     def fields(self) -> dict[str, str | int]:

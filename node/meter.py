@@ -344,9 +344,7 @@ class LoadMeter:
         self._ahead = self._ahead.minus(request.work).plus(work)
         if request.begun:
             self._begun = self._begun.minus(request.work).plus(work)
-        request.work = work
-        if work.tokens:
-            request.prompt = work
+        request.work = request.prompt = work
 
     def _begin(self, request: _Request, now: float) -> None:
         """The engine computes its prompt now."""
@@ -358,7 +356,9 @@ class LoadMeter:
 
     def _settle(self, request: _Request) -> None:
         """Nothing of its prompt is left to compute."""
-        self._owe(request, Work())
+        prompt = request.prompt
+        self._owe(request, NO_WORK)
+        request.prompt = prompt
 
     def _prompt_done(self, request: _Request, now: float) -> None:
         if not request.prefilled:

@@ -5,13 +5,17 @@ Each node has a registry of its own, so that several nodes can live in one proce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from node.decisions import DecisionLog
 from node.history import History
+from node.hits import HitWatch
 from node.plan import Plan, Refusal
 from node.relay.call import Call
 from node.relay.carry.lost import Lost
@@ -21,6 +25,9 @@ _DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
 Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
+
+
+_log = logging.getLogger("grapevine.kv")
 
 
 class _Live(Collector):
@@ -39,7 +46,10 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
+        self._clock = clock
         self.history = History(clock)
+        self.log = DecisionLog()
+        self.hits = HitWatch()
         r = self.registry
         self.requests = Counter("grapevine_requests", "Requests answered to clients.", ("place", "status"), registry=r)
         self.first_byte = Histogram(
@@ -84,6 +94,9 @@ class Metrics:
         self.actual = Counter(
             "grapevine_actual_cached_tokens", "Prompt tokens the engine found in its cache.", registry=r
         )
+        self.silent = Gauge(
+            "grapevine_silent_zero_hits", "1 while the engine finds nothing cached where much was promised.", registry=r
+        )
         self.prompt = Counter("grapevine_prompt_tokens", "Prompt tokens the engine started.", registry=r)
         self.pulls = Counter("grapevine_pulls", "Pulls of KV blocks from peers.", ("reason",), registry=r)
         self.pulled_blocks = Counter("grapevine_pulled_blocks", "KV blocks pulled.", registry=r)
@@ -123,13 +136,22 @@ class Metrics:
         """Note a refusal for want of a place or of time."""
         self.denials.labels(why).inc()
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Note an answer or a refusal."""
         place = "refused" if plan is None else "forwarded" if plan.hops else "local"
         self.requests.labels(place, str(status)).inc()
         if first_byte_s is not None:
             self.first_byte.labels(place).observe(first_byte_s)
         self.history.answered(place, first_byte_s)
+        self.log.note(call, plan, status, self._clock(), first_byte_s=first_byte_s, told=told)
 
     def carried(self, lost: Lost, seconds: float, failed: str) -> None:
         """Note a stream that was carried to another node, or could not be."""
@@ -147,11 +169,24 @@ class Metrics:
         self.actual.inc(actual)
         self.prompt.inc(prompt)
         self.history.started(prompt, actual)
+        if self.hits.started(predicted, actual):
+            self._say_hits()
 
     def pulled_way(self, way: str, size: int) -> None:
         """Note how bytes came; ``way`` is one of two fixed words, empty when nothing came."""
         if size:
             self.pulled_by_way.labels(way).inc(size)
+
+    def _say_hits(self) -> None:
+        self.silent.set(float(self.hits.alarm))
+        if not self.hits.alarm:
+            _log.info("the engine finds prompts in its cache again")
+            return
+        _log.warning(
+            "the engine finds %.0f %% of the prompt tokens that should be in its cache: is prefix caching off, or does "
+            "it render prompts otherwise than they are sent? Routing by prefix gains nothing until then.",
+            100 * self.hits.share,
+        )
 
     def pulled(self, reason: str, blocks: int, size: int, seconds: float, corrupt: int) -> None:
         """Note a pull; ``reason`` is one of the puller's fixed words."""

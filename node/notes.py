@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from node.plan import Plan, Refusal
 from node.relay.call import Call
 from node.relay.carry.lost import Lost
@@ -29,10 +32,18 @@ class Everybody:
         for listener in self._listeners:
             listener.waited(seconds)
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Tell of an answer or a refusal."""
         for listener in self._listeners:
-            listener.answered(call, plan, status, first_byte_s=first_byte_s)
+            listener.answered(call, plan, status, first_byte_s=first_byte_s, told=told)
 
     def denied(self, why: str) -> None:
         """Tell of a refusal for want of a place or of time."""

@@ -84,7 +84,7 @@ def _forced_name(headers: Mapping[str, str], key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a request runs. Costs are known only at the node that decided."""
+    """Where a request runs."""
 
     rid: str
     model: str
@@ -106,7 +106,9 @@ class Plan:
     deadline_s: float = 0.0
     #: Milliseconds of queue from which the target should rather say so than take it; 0 = it takes it anyway.
     patience_ms: float = 0.0
+    #: Known only where it was decided: what each candidate was expected to cost, and when, in monotonic seconds.
     costs: tuple[CandidateCost, ...] = field(default=(), repr=False, compare=False)
+    decided_at: float = field(default=0.0, repr=False, compare=False)
 
     @property
     def cost(self) -> CandidateCost | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from node.plan import Plan, Refusal
 from node.relay.call import Call
@@ -110,7 +111,15 @@ class RecentRequests:
     def carried(self, lost: Lost, seconds: float, failed: str) -> None:
         """Nothing to note: the stream is the same one."""
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Note an answer or a refusal."""
         seq = next(self._seqs)
         row = Row(

@@ -40,7 +40,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
     return Routes(
         openai=openai,
-        explain=Explain(openai, node.dispatcher, clock),
+        explain=Explain(openai, node.dispatcher, metrics.log, clock),
         peer=PeerRoutes(
             settings,
             registry=registry,
@@ -64,8 +64,9 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "queue": node.room.snapshot,
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
+                "hits": metrics.hits.snapshot,
             },
-            decisions=lambda: node.recent.rows(STATE_ROWS),
+            decisions=lambda: metrics.log.latest(clock()),
         ),
         health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine)),
         admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),

@@ -247,7 +247,7 @@ class Dispatcher:
         idle_s = self._deadlines.idle_s
         relay = Relay(request, opened.upstream, headers, idle_s=idle_s, left_s=left_s, on_piece=opened.on_piece)
         status = opened.upstream.status
-        self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived)
+        self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived, told=dict(opened.headers))
         try:
             with (
                 self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)),

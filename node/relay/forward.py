@@ -44,10 +44,12 @@ _MAX_LOAD_HEADER = 4 * (load_vector.MAX_BYTES // 3 + 1)
 _OF_THE_REQUEST = frozenset({400, 408, 413, 415, 417})
 #: Longest body of a peer's refusal, bytes.
 _MAX_REFUSAL = 16 * 1024
-#: What the target tells about KV that it pulled; goes on to the client.
+#: What the target tells about KV that it pulled; goes on to the client, like all that follows.
 SOURCE_HEADER = "x-grapevine-source"
 PULLED_HEADER = "x-grapevine-pulled-blocks"
-_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER)
+#: Prompt tokens that its engine found cached, its own and pulled ones.
+CACHED_HEADER = "x-grapevine-cached-tokens"
+_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER, CACHED_HEADER)
 
 
 class PeerRunner:

@@ -30,7 +30,7 @@ from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry.engine_watch import EngineWatch
 from node.relay.carry.sentry import Sentry
 from node.relay.deadlines import Deadlines
-from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
+from node.relay.forward import CACHED_HEADER, PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
 from node.relay.ports import unnoticed
 from node.relay.session import Session
@@ -111,6 +111,10 @@ class Kv(Protocol):
         """Pull what the plan's source has; returns the number of blocks, 0 when nothing came. Bounded time."""
         ...
 
+    def cached(self, rid: str) -> int | None:
+        """Prompt tokens that the engine found cached; None while it did not report them."""
+        ...
+
     def end(self, rid: str, *, whole: bool) -> None:
         """The request is over."""
         ...
@@ -187,6 +191,9 @@ class LocalRunner:
         if engine_died(upstream.status, first):
             upstream.close()
             raise UpstreamBrokenError("its engine died")
+        cached = self._kv.cached(work.rid)
+        if cached is not None:
+            headers.append((CACHED_HEADER, str(cached)))
         work.answered = upstream.status < 400
         work.streaming = call.parsed.stream
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)

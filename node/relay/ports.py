@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from node.load import LoadVector
@@ -82,8 +82,19 @@ class Notes(Protocol):
         """A request was refused for want of a place or of time: ``line``, ``waited``, ``displaced``, ``deadline``."""
         ...
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
-        """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = ...,
+    ) -> None:
+        """A request was answered or refused; ``first_byte_s`` counts from its arrival.
+
+        ``told``: what the target says about its work, headers of ours by lower-case name.
+        """
         ...
 
     def carried(self, lost: Lost, seconds: float, failed: str) -> None:
