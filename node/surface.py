@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from node import __version__
+from node.engine_metrics import with_node
 from node.http.admin import Admin
 from node.http.events import EventHub
 from node.http.explain import Explain
@@ -35,7 +37,8 @@ STATE_ROWS = 50
 def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     """Return every route of a node whose parts are all made."""
     settings, registry, metrics = node.settings, node.registry, node.metrics
-    metrics.watch(lambda: gauges(node))
+    metrics.watch(lambda: gauges(node), lambda: totals(node))
+    metrics.about(node=settings.name, cluster=settings.cluster, version=__version__)
     bodies = BodyRoom(settings.max_body_mib)
     openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
     return Routes(
@@ -64,7 +67,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             },
             decisions=lambda: node.recent.rows(STATE_ROWS),
         ),
-        health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine)),
+        health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine, settings.name)),
         admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
         page=make_page(node),
     )
@@ -119,11 +122,20 @@ def gauges(node: Node) -> Iterable[Sample]:
     if pool is not None:
         yield "pool_used_bytes", "Bytes of KV in the pool.", float(pool.used_bytes)
         yield "pool_capacity_bytes", "Size of the pool.", float(pool.capacity_bytes)
-        yield "pool_evicted_blocks", "Blocks evicted from the pool since the start.", float(pool.evictions)
 
 
-async def engine_metrics(engine: Engine) -> bytes:
-    """Return the engine's own metrics as it words them; nothing when it does not answer."""
+def totals(node: Node) -> Iterable[Sample]:
+    """Return what is counted elsewhere, as it is at the moment of a scrape."""
+    if node.kv.pool is None:
+        return
+    pool = node.kv.pool.stats()
+    yield "pool_evicted_blocks", "Blocks evicted from the pool.", float(pool.evictions)
+    yield "pool_hit_blocks", "Blocks looked up in the pool and found.", float(pool.hits)
+    yield "pool_missed_blocks", "Blocks looked up in the pool and not found.", float(pool.misses)
+
+
+async def engine_metrics(engine: Engine, name: str) -> bytes:
+    """Return the engine's own metrics, labelled with the node's ``name``; nothing when it does not answer."""
     if not engine.ready:
         return b""
     base = Base(engine.session, engine.address.base.rstrip("/"))
@@ -134,4 +146,4 @@ async def engine_metrics(engine: Engine) -> bytes:
             body = await answer.read_all(MAX_ENGINE_METRICS)
     except (UpstreamError, TimeoutError):
         return b""
-    return body if answer.status == 200 else b""
+    return with_node(body, name) if answer.status == 200 else b""

@@ -18,7 +18,7 @@ from node.http.auth import AUTH_HEADER, PeerSigner, check_peer
 from node.http.errors import ApiError, ApiFailure
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.load import LoadVector
-from node.metrics import Metrics
+from node.metrics import Metrics, status_label
 from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
 from node.registry import Registry
@@ -113,7 +113,7 @@ class PeerRoutes:
     async def _relay(self, opened: Opened, request: web.BaseRequest) -> web.StreamResponse:
         headers = for_downstream(opened.upstream.headers) + opened.headers
         relay = Relay(request, opened.upstream, headers, idle_s=self._deadlines.idle_s, on_piece=opened.on_piece)
-        self._metrics.served.labels(str(opened.upstream.status)).inc()
+        self._metrics.served.labels(status_label(opened.upstream.status)).inc()
         whole = False
         try:
             response = await relay.run(opened.first)
