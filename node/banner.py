@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from node.engine.events import EngineReady
 from node.settings import Settings
 
 Say = Callable[[str], None]
+#: The label that a node has unless told otherwise.
+DEFAULT_CLUSTER = next(item.default for item in dataclasses.fields(Settings) if item.name == "cluster")
 
 
 def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tuple[str, int], kv_port: int) -> None:
@@ -22,11 +25,13 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
     say(f"  page     {url}/          state {url}/gossip/state")
     say(f"  gossip   {join}" + (f", KV blocks on port {kv_port}" if kv_port else ", no exchange of KV blocks"))
     say(f"  engine   {_engine(settings)}")
+    label = "" if settings.cluster == DEFAULT_CLUSTER else f" --cluster {settings.cluster}"
+    key = ", with the same GRAPEVINE_CLUSTER_KEY" if settings.cluster_key else ""
     if gossip_address[0].startswith("127.") or gossip_address[0] == "::1":
-        say(f"  join     grapevine start --port {_next(http_port)} --join {join}        (on this host)")
+        say(f"  join     grapevine start --port {_next(http_port)} --join {join}{label}        (on this host{key})")
         say("           only this host can reach it: start with --host 0.0.0.0 to let others join")
     else:
-        say(f"  join     grapevine start --host 0.0.0.0 --join {join}        (on any other host)")
+        say(f"  join     grapevine start --host 0.0.0.0 --join {join}{label}        (on any other host{key})")
     if not settings.cluster_key:
         warn_no_key(say, settings)
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from node.decisions import DecisionLog
@@ -23,6 +24,8 @@ from node.relay.carry.lost import Lost
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
+_STATUSES = frozenset(int(status) for status in HTTPStatus)
+
 Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
 
@@ -31,14 +34,17 @@ _log = logging.getLogger("grapevine.kv")
 
 
 class _Live(Collector):
-    """Gauges read at the moment of the scrape."""
+    """Read at the moment of the scrape."""
 
-    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
-        self._read = read
+    def __init__(self, gauges: Callable[[], Iterable[Sample]], totals: Callable[[], Iterable[Sample]]) -> None:
+        self._gauges = gauges
+        self._totals = totals
 
     def collect(self) -> Iterable[Metric]:
-        for name, text, value in self._read():
+        for name, text, value in self._gauges():
             yield GaugeMetricFamily(f"grapevine_{name}", text, value=value)
+        for name, text, value in self._totals():
+            yield CounterMetricFamily(f"grapevine_{name}", text, value=value)
 
 
 class Metrics:
@@ -87,7 +93,6 @@ class Metrics:
             buckets=_SECONDS,
             registry=r,
         )
-        self.relayed = Counter("grapevine_relayed_bytes", "Bytes of answers relayed.", registry=r)
         self.predicted = Counter(
             "grapevine_predicted_cached_tokens", "Prompt tokens expected in the cache.", registry=r
         )
@@ -112,9 +117,16 @@ class Metrics:
         )
         self.members = Gauge("grapevine_members", "Members by state.", ("state",), registry=r)
 
-    def watch(self, read: Callable[[], Iterable[Sample]]) -> None:
-        """Add gauges that are read at each scrape."""
-        self.registry.register(_Live(read))
+    def watch(
+        self, gauges: Callable[[], Iterable[Sample]], totals: Callable[[], Iterable[Sample]] = lambda: ()
+    ) -> None:
+        """Add gauges and counters that are read at each scrape."""
+        self.registry.register(_Live(gauges, totals))
+
+    def about(self, **labels: str) -> None:
+        """Tell who this is: a gauge that is 1, to join others with."""
+        info = Gauge("grapevine_build_info", "1; who this node is.", tuple(labels), registry=self.registry)
+        info.labels(**labels).set(1)
 
     def page(self) -> bytes:
         """Return our metrics in Prometheus' text format."""
@@ -147,7 +159,7 @@ class Metrics:
     ) -> None:
         """Note an answer or a refusal."""
         place = "refused" if plan is None else "forwarded" if plan.hops else "local"
-        self.requests.labels(place, str(status)).inc()
+        self.requests.labels(place, status_label(status)).inc()
         if first_byte_s is not None:
             self.first_byte.labels(place).observe(first_byte_s)
         self.history.answered(place, first_byte_s)
@@ -196,3 +208,8 @@ class Metrics:
         self.pull_seconds.observe(seconds)
         self.corrupt.inc(corrupt)
         self.history.pulled(blocks)
+
+
+def status_label(status: int) -> str:
+    """Return a status as a label: an engine that answers with any number must not fill our table."""
+    return str(status) if status in _STATUSES else "other"

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from node import __version__
+from node.engine_metrics import with_node
 from node.http.admin import Admin
 from node.http.events import EventHub
 from node.http.explain import Explain
@@ -35,7 +37,8 @@ STATE_ROWS = 50
 def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     """Return every route of a node whose parts are all made."""
     settings, registry, metrics = node.settings, node.registry, node.metrics
-    metrics.watch(lambda: gauges(node))
+    metrics.watch(lambda: gauges(node), lambda: totals(node))
+    metrics.about(node=settings.name, cluster=settings.cluster, version=__version__)
     bodies = BodyRoom(settings.max_body_mib)
     openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
     return Routes(
@@ -68,7 +71,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             },
             decisions=lambda: metrics.log.latest(clock()),
         ),
-        health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine)),
+        health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine, settings.name)),
         admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),
         page=make_page(node),
     )
@@ -126,22 +129,27 @@ def gauges(node: Node) -> Iterable[Sample]:
         yield "pool_blocks", "Blocks of KV in the pool.", float(pool.blocks)
         yield "pool_protected_blocks", "Of them, blocks that were used again.", float(pool.protected)
         yield "pool_leases", "Blocks that peers read at the moment.", float(pool.leases)
-        yield "pool_hit_blocks", "Blocks found by lookups of peers since the start.", float(pool.hits)
-        yield "pool_missed_blocks", "Blocks not found by lookups of peers since the start.", float(pool.misses)
-        yield "pool_recalled_blocks", "Blocks stored again soon after they were evicted.", float(pool.recalled)
-        yield "pool_evicted_blocks", "Blocks evicted from the pool since the start.", float(pool.evictions)
-
-    if node.kv.server is not None:
-        served = node.kv.server.stats()
-        yield "served_kv_bytes", "Bytes of KV sent to peers since the start.", float(served.bytes)
-        yield "pinned_kv_bytes", "Bytes of KV that peers of this host read themselves.", float(served.pinned_bytes)
-        yield "kv_busy_answers", "Transfers of peers that were told to come again.", float(served.busy)
-        yield "kv_refused_connections", "KV connections without the cluster key.", float(served.unauthorized)
     yield "kv_unlike_nodes", "Nodes of a model of ours whose KV blocks we cannot use.", float(len(node.kv.unlike()))
 
 
-async def engine_metrics(engine: Engine) -> bytes:
-    """Return the engine's own metrics as it words them; nothing when it does not answer."""
+def totals(node: Node) -> Iterable[Sample]:
+    """Return what is counted elsewhere, as it is at the moment of a scrape."""
+    if node.kv.pool is not None:
+        pool = node.kv.pool.stats()
+        yield "pool_evicted_blocks", "Blocks evicted from the pool.", float(pool.evictions)
+        yield "pool_recalled_blocks", "Blocks stored again soon after they were evicted.", float(pool.recalled)
+        yield "pool_hit_blocks", "Blocks looked up in the pool by peers and found.", float(pool.hits)
+        yield "pool_missed_blocks", "Blocks looked up in the pool by peers and not found.", float(pool.misses)
+    if node.kv.server is not None:
+        served = node.kv.server.stats()
+        yield "served_kv_bytes", "Bytes of KV sent to peers.", float(served.bytes)
+        yield "pinned_kv_bytes", "Bytes of KV that peers of this host read themselves.", float(served.pinned_bytes)
+        yield "kv_busy_answers", "Transfers of peers that were told to come again.", float(served.busy)
+        yield "kv_refused_connections", "KV connections without the cluster key.", float(served.unauthorized)
+
+
+async def engine_metrics(engine: Engine, name: str) -> bytes:
+    """Return the engine's own metrics, labelled with the node's ``name``; nothing when it does not answer."""
     if not engine.ready:
         return b""
     base = Base(engine.session, engine.address.base.rstrip("/"))
@@ -152,4 +160,4 @@ async def engine_metrics(engine: Engine) -> bytes:
             body = await answer.read_all(MAX_ENGINE_METRICS)
     except (UpstreamError, TimeoutError):
         return b""
-    return body if answer.status == 200 else b""
+    return with_node(body, name) if answer.status == 200 else b""

@@ -26,8 +26,9 @@ COMMANDS = {
     "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
 }
 EXIT_CODES = """\
-Exit status: 0 done, a node that was asked to stop included; 1 the node could not start, or a request was
-refused; 2 a flag, variable or key of the file is wrong; 3 no node could be reached.
+Exit status: 0 done, a node that was asked to stop included; 1 the node could not start, a request was refused,
+doctor found a problem, or plan found no way; 2 a flag, variable or key of the file is wrong; 3 no node could be
+reached.
 """
 
 

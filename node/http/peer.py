@@ -22,7 +22,7 @@ from node.http.auth import AUTH_HEADER, PeerSigner, check_peer
 from node.http.errors import ApiError, ApiFailure
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.load import LoadVector
-from node.metrics import Metrics
+from node.metrics import Metrics, status_label
 from node.peers import BUSY_HEADER, FULL, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
 from node.prompt import ParsedRequest
@@ -177,7 +177,7 @@ class PeerRoutes:
             on_piece=opened.on_piece,
             marked=call.carries,
         )
-        self._metrics.served.labels(str(opened.upstream.status)).inc()
+        self._metrics.served.labels(status_label(opened.upstream.status)).inc()
         whole = False
         with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
             try:

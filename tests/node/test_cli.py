@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from node import runfiles
 from node.cli import main
+from node.cli.main import COMMANDS
 from node.errors import PortTakenError, SettingsError
 from node.policy.base import CandidateCost
 from node.settings import Settings, make_settings
@@ -375,3 +376,28 @@ def test_a_key_that_a_node_lacks_is_not_used_and_one_in_use_is_not_removed(
     assert run("keys", "use", "--node", with_keys, "bb").exit_code == 0
     assert run("keys", "remove", "--node", with_keys, "bb").exit_code == 0
     assert [body for path, body in asked if path == "/admin/keys" and body] == [{"use": "bb"}, {"remove": "bb"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("grapevine st", {"start", "state"}),
+        ("grapevine doctor --m", {"--mdns"}),
+        ("grapevine start --gossip-preset l", {"loopback", "lan"}),
+    ],
+)
+def test_the_shell_completes_commands_options_and_choices(
+    run: Callable[..., Result], line: str, completions: set[str]
+) -> None:
+    words = {"_GRAPEVINE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    told = {answer.partition(",")[2] for answer in run(env=words).output.split()}
+    assert completions <= told
+
+
+def test_every_command_is_documented_with_its_exit_statuses(run: Callable[..., Result]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    help_text = run("--help").output
+    for command in COMMANDS:
+        assert f"`{command}" in text, command
+        assert command in help_text
+    assert all(f"| {status} |" in text for status in range(4)) and "Exit status: 0 done" in help_text

@@ -195,7 +195,7 @@ async def test_metrics_are_ours_and_then_the_engines(nodes: Cluster) -> None:
     assert (answer.one("Content-Type") or "").startswith("text/plain")
     assert 'grapevine_requests_total{place="local",status="200"} 1.0' in text
     assert "grapevine_active_requests 0.0" in text and "grapevine_decide_seconds_bucket" in text
-    assert text.rstrip().endswith("vllm:demo 1.0")
+    assert text.rstrip().endswith('vllm:demo{node="a"} 1.0')
     a.supervisor.down()
     assert "vllm:" not in (await get(a.port, "/metrics")).body.decode()
 

@@ -1,0 +1,47 @@
+"""What a starting node prints: above all the one command that another host needs, and must be able to run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import banner
+from node.cli.options import split_arguments
+from node.cli.start import start
+from node.settings import make_settings
+
+
+def told(tmp_path: Path, address: str = "10.0.0.5", **given: Any) -> str:
+    lines: list[str] = []
+    settings = make_settings(state_dir=tmp_path / "s", run_dir=tmp_path / "r", **given)
+    banner.started(lines.append, settings, http_port=8100, gossip_address=(address, 18100), kv_port=28100)
+    return "\n".join(lines)
+
+
+def joining(text: str) -> dict[str, Any]:
+    """The settings of a node that is started with the printed command."""
+    line = next(line for line in text.splitlines() if line.startswith("  join"))
+    words = shlex.split(line.partition("join")[2].partition("(")[0])
+    assert words[:2] == ["grapevine", "start"]
+    return start.make_context("start", split_arguments(words[2:])[0]).params
+
+
+def test_the_printed_command_joins_from_another_host(tmp_path: Path) -> None:
+    params = joining(told(tmp_path, host="0.0.0.0", advertise="10.0.0.5"))
+    assert params["join"] == ("10.0.0.5:18100",) and params["host"] == "0.0.0.0" and params["cluster"] == "default"
+
+
+def test_a_cluster_with_a_label_is_joined_by_its_label_and_the_key_is_named_not_shown(tmp_path: Path) -> None:
+    text = told(tmp_path, host="0.0.0.0", advertise="10.0.0.5", cluster="prod", cluster_key="a long enough secret")
+    assert joining(text)["cluster"] == "prod"
+    assert "with the same GRAPEVINE_CLUSTER_KEY" in text and "secret" not in text
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_node_on_loopback_says_that_only_this_host_can_join(tmp_path: Path, address: str) -> None:
+    text = told(tmp_path, address)
+    params = joining(text)
+    assert params["port"] == 8101 and "start with --host 0.0.0.0 to let others join" in text
