@@ -150,12 +150,10 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class RowsReceived:
-    """Newer load rows of these peers are held: hand each, as `RowReceived`, to the listener.
+    """Load rows of peers have come. `Endpoint.take_rows` gives them; until it is called, this does not come again.
 
-    One action for a whole datagram, because rows are most of what arrives: a view is made by whoever wants it.
+    So the rows of several datagrams are read at once, by whoever wants them: rows are most of what arrives.
     """
-
-    names: tuple[str, ...]
 
 
 Action = SendDatagram | OpenStream | ReplyStream | CloseStream | Notify | RowsReceived

@@ -254,7 +254,7 @@ class GossipAgent:
                 case io.Notify():
                     self._tell(action.event)
                 case io.RowsReceived():
-                    self._tell_rows(action.names)
+                    asyncio.get_running_loop().call_soon(self._tell_rows)
                 case io.OpenStream():
                     self._streams.dial(action)
                 case io.ReplyStream():
@@ -285,10 +285,10 @@ class GossipAgent:
             # An address family that this socket does not speak, no route: a lost datagram like any other.
             return
 
-    def _tell_rows(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            row = self.row(name)
-            if row is not None:
+    def _tell_rows(self) -> None:
+        """Hand over what came in this turn of the loop, the rows of all datagrams together."""
+        if not self._closed:
+            for row in self._running().take_rows(time.monotonic()):
                 self._tell(RowReceived(row))
 
     def _tell(self, event: GossipEvent) -> None:

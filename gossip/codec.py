@@ -90,7 +90,11 @@ def encode_part(part: Part) -> bytes:
 
 def make_row(name: str, boot: int, seq: int, payload: bytes) -> Row:
     """Make the row of its owner, with its bytes: three msgpack values, and then the payload as it is."""
-    return Row(name, boot, seq, payload, _pack(name) + _pack(boot) + _pack(seq) + payload)
+    return Row(name, boot, seq, payload, _pack(name) + _pack(boot) + _pack(seq) + payload, _stamp(boot, seq))
+
+
+def _stamp(boot: int, seq: int) -> int:
+    return boot * limits.MAX_COUNTER + seq
 
 
 def encode_rows(flat: list[Any]) -> bytes:
@@ -250,9 +254,9 @@ def _rows(f: Sequence[Any]) -> Rows:
     return Rows(tuple(ages), tuple(map(decode_row, encoded)))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
 def decode_row(encoded: bytes) -> Row:
-    """Decode one row. The last ones are remembered, at most 5 MB of them: each comes in from several peers.
+    """Decode one row. The last ones are remembered, at most 20 MB of them: each comes in from several peers.
 
     :raises RemoteError: it is malformed or out of bounds.
     """
@@ -271,7 +275,8 @@ def decode_row(encoded: bytes) -> Row:
     except _NOT_MSGPACK as error:
         raise RemoteError("not a row") from error
     payload = encoded[reader.tell() :]
-    return Row(_name(name), _boot(boot), _counter(seq), _bytes(payload, limits.MAX_ROW_BYTES), encoded)
+    boot, seq = _boot(boot), _counter(seq)
+    return Row(_name(name), boot, seq, _bytes(payload, limits.MAX_ROW_BYTES), encoded, _stamp(boot, seq))
 
 
 _DECODERS: Final[dict[int, Callable[[Sequence[Any]], Part]]] = {

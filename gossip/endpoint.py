@@ -58,8 +58,6 @@ from gossip.timers import Timer
 
 #: Seconds between two rounds of forgetting and collecting.
 REAP_INTERVAL_S = 1.0
-#: Most peers that hear our goodbye directly.
-MAX_GOODBYES = 32
 
 
 class Endpoint:
@@ -104,6 +102,7 @@ class Endpoint:
         :raises LocalError: a row, key or value of our own is too large; nothing is changed.
         """
         self._now = now = max(now, self._now)
+        self._forgive_stall(now)
         match event:
             case io.DatagramReceived():
                 self._datagram(event, now)
@@ -142,12 +141,15 @@ class Endpoint:
         return self._hub.drain()
 
     def _forgive_stall(self, now: float) -> None:
-        """A process that was stopped must not blame others for answers that it did not read: shift every deadline."""
+        """A process that was stopped must not blame others for answers that it did not read: shift every deadline. And
+        it must be quick to say that it is back, for it is probably suspected.
+        """
         due = self._hub.timers.next_deadline()
         if due is not None and now - due > self.config.stall_s:
             self._hub.counters["stalls"] += 1
             self._hub.timers.shift(now - due)
             self.membership.shift_suspicions(now - due)
+            self.membership.awake(now)
 
     def _timeout(self, timer: Timer, key: Any, now: float) -> None:
         match timer:
@@ -185,18 +187,13 @@ class Endpoint:
         self.membership.announce()
 
     def _leave(self) -> None:
-        if self._hub.leaving:
-            return
-        self.membership.depart()
-        goodbye = Left(self._hub.name, self._hub.incarnation)
-        peers = [m for m in self.membership if m.state.is_up]
-        for peer in self._hub.rng.sample(peers, min(len(peers), MAX_GOODBYES)):
-            self._hub.send(peer.address, goodbye)
+        if not self._hub.leaving:
+            self.membership.depart()
 
     # --- datagrams ----------------------------------------------------------------------------------------------------
 
     def _datagram(self, event: io.DatagramReceived, now: float) -> None:
-        packet = self._opened(lambda: self.envelope.open(event.data), MAX_DATAGRAM_BYTES)
+        packet = self._opened(self.envelope.open, event.data, MAX_DATAGRAM_BYTES)
         if packet is None:
             return
         if packet.sender == self._hub.name:
@@ -213,7 +210,13 @@ class Endpoint:
             self._hub.send(event.source, self._hub.alive())
 
     def _part(self, part: Part, packet: Packet, source: Address, now: float) -> None:
-        match part:
+        match part:  # the most frequent first
+            case Rows():
+                self.rows.receive(part, packet.sender, now)
+            case Place():
+                self.coordinates.receive(part)
+            case SlowDigest():
+                self.slow.digested(part, source, now)
             case Ping():
                 self.prober.pinged(part, source)
             case Ack():
@@ -224,12 +227,6 @@ class Endpoint:
                 self.prober.requested(part, source, now)
             case Alive() | Suspect() | Dead() | Left():
                 self.membership.apply(part, now)
-            case Rows():
-                self.rows.receive(part, packet.sender, now)
-            case Place():
-                self.coordinates.receive(part)
-            case SlowDigest():
-                self.slow.digested(part, source, now)
             case SlowPull():
                 self.slow.pulled_by_datagram(part, source)
             case SlowDelta():
@@ -237,12 +234,18 @@ class Endpoint:
             case PushPull():
                 self._hub.counters["refused"] += 1  # streams only
 
-    def _opened(self, unseal: Callable[[], bytes], most: int) -> Packet | None:
+    def _opened(self, unseal: Callable[[bytes], bytes], sealed: bytes, most: int) -> Packet | None:
         """Unseal, then decode, a packet; whatever is wrong with it is counted and it is dropped."""
         try:
-            return self._decode(unseal(), self._hub.identity.cluster, most)
+            data = unseal(sealed)
         except SealError as error:
             self._hub.counters[error.reason] += 1
+            return None
+        return self._read(data, most)
+
+    def _read(self, data: bytes, most: int) -> Packet | None:
+        try:
+            return self._decode(data, self._hub.identity.cluster, most)
         except WrongClusterError:
             self._hub.counters["wrong_cluster"] += 1
         except RemoteError:
@@ -286,7 +289,7 @@ class Endpoint:
             self._hub.counters[error.reason] += 1
             self._hub.emit(io.CloseStream(event.stream))
             return
-        packet = self._opened(lambda: data, MAX_FRAME_BYTES)
+        packet = self._read(data, MAX_FRAME_BYTES)
         reply = self._stream_answer(packet, now) if packet is not None and packet.parts else None
         if reply is None:
             self._hub.emit(io.CloseStream(event.stream))
@@ -318,7 +321,7 @@ class Endpoint:
             return
         packet = None
         if data is not None:
-            packet = self._opened(lambda: self.envelope.open_reply(data, ended.token), MAX_FRAME_BYTES)
+            packet = self._opened(lambda sealed: self.envelope.open_reply(sealed, ended.token), data, MAX_FRAME_BYTES)
         part = packet.parts[0] if packet is not None and packet.parts else None
         try:
             match ended.purpose:
@@ -384,6 +387,10 @@ class Endpoint:
     def row(self, name: str, now: float) -> RowView | None:
         """The latest load row of a node."""
         return self.rows.get(name, now)
+
+    def take_rows(self, now: float) -> list[RowView]:
+        """Give the rows of peers that were renewed since the last call; `RowsReceived` says when there are some."""
+        return self.rows.take(now)
 
     def estimate_rtt_s(self, a: str, b: str) -> float | None:
         """Estimate the round-trip time between any two members, in seconds; None while one is not located."""

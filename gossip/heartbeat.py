@@ -7,8 +7,8 @@ Rules
 1. How old a row may be is learnt: `AGE_FACTOR` times the 90th percentile of all ages here, smoothed, and at least
    `LEAST_TICKS` gossip intervals. Where everything is old, which is our own fault or a partition's, the bound rises.
 2. Only a row that its owner renews regularly counts, at least three times within the least bound.
-3. All observers see the same thing, so each doubts only with a probability of `DOUBTERS / n` per tick: a live node with
-   an old row gets a few pings, not n of them. A row is doubted once by each.
+3. All observers see the same thing, so each looks at `DOUBTERS` of its n rows per tick only: a live node with an old
+   row gets a few pings, not n of them. A row is doubted once by each.
 4. A doubt is a probe out of turn and nothing more: only a probe that fails, also through peers and TCP, accuses.
 5. Whoever is itself unwell doubts nobody: after a late tick the rows first get time to arrive, and when probes fail
    without a word from the helpers (`health`), the fault is here. A few doubts at a time, so that this is found out
@@ -17,13 +17,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gossip.health import LocalHealth
 from gossip.hub import Hub
 from gossip.member import Member
 from gossip.membership import Membership
-from gossip.rows import Held
+from gossip.row_table import RowTable
 
 #: Rule 1.
 AGE_FACTOR = 1.25
@@ -35,7 +35,7 @@ LEAST_TICKS = 5
 GAIN = 1 / 16
 #: Renewals that must have been seen (rule 2), and per bound of age.
 LEAST_RENEWALS = 3
-#: Expected number of nodes that probe a doubtful one per tick (rule 3).
+#: Rows that are looked at per tick, and so about the number of nodes that probe a doubtful one per tick (rule 3).
 DOUBTERS = 6
 #: Worst own health at which others are still doubted (rule 5).
 MAX_SCORE = 1
@@ -62,31 +62,37 @@ class Heartbeat:
         """How old a row may be before its owner is doubted, in seconds."""
         return max(LEAST_TICKS * self._hub.config.gossip_interval_s, AGE_FACTOR * self._usual_s)
 
-    def tick(self, rows: Sequence[Held], now: float) -> None:
-        """Look at the rows of others, in whatever order."""
+    def tick(self, rows: RowTable, oldest: float, now: float) -> None:
+        """Look at the rows of others; those set before `oldest` are given up, and count for nothing."""
         interval = self._hub.config.gossip_interval_s
         if now - self._ticked_at > 2 * interval:
             self._patient_until = now + PATIENCE_TICKS * interval
         self._ticked_at = now
-        if not rows or now < self._patient_until or self._hub.leaving:
+        if now < self._patient_until or self._hub.leaving:
             return
-        sample = sorted(held.set_at for held in rows[:: 1 + len(rows) // SAMPLE])
-        usual = now - sample[int((1 - QUANTILE) * (len(sample) - 1))]
-        self._usual_s += (usual - self._usual_s) * GAIN
-        self._doubt_old(rows, now)
+        sample = sorted(at for at in rows.set_at[:: 1 + len(rows) // SAMPLE] if at >= oldest)
+        if sample:
+            usual = now - sample[int((1 - QUANTILE) * (len(sample) - 1))]
+            self._usual_s += (usual - self._usual_s) * GAIN
+            self._doubt_old(rows, oldest, now)
 
-    def _doubt_old(self, rows: Sequence[Held], now: float) -> None:
-        latest, odds, random = now - self.bound_s, DOUBTERS / self._membership.size(), self._hub.rng.random
-        for held in [held for held in rows if held.set_at < latest]:
+    def _doubt_old(self, rows: RowTable, oldest: float, now: float) -> None:
+        latest, first = now - self.bound_s, self._hub.rng.randrange(len(rows))
+        for number in range(first, first + min(DOUBTERS, len(rows))):
+            slot = number % len(rows)
+            if (
+                not oldest <= rows.set_at[slot] < latest
+                or rows.doubted[slot]
+                or not self._renewed_regularly(rows, slot)
+            ):
+                continue
             if self._health.score > MAX_SCORE:
                 return
-            if (odds < 1 and random() >= odds) or held.doubted or not self._renewed_regularly(held):
-                continue
-            member = self._membership.up(held.row.name)
+            member = self._membership.up(rows.rows[slot].name)
             if member is not None and self._doubt(member, now):
-                held.doubted = True
+                rows.doubted[slot] = True
                 self._hub.counters["doubts"] += 1
 
-    def _renewed_regularly(self, held: Held) -> bool:
+    def _renewed_regularly(self, rows: RowTable, slot: int) -> bool:
         often = LEAST_TICKS * self._hub.config.gossip_interval_s / LEAST_RENEWALS
-        return held.renewals >= LEAST_RENEWALS and held.period_s <= often
+        return rows.renewals(slot) >= LEAST_RENEWALS and rows.period_s(slot) <= often

@@ -15,6 +15,9 @@ Rules
    unknown never creates a member.
 9. A suspect whose row is renewed after the suspicion began is not buried, whoever says so: it speaks, and will refute
    once it hears. One that goes on speaking without hearing is buried after `HELD_MULT` times the longest suspicion.
+10. Whoever was stopped for longer than `stall_s` has probably been accused meanwhile: it moves above its incarnation
+    and tells many peers at once, before it has heard of any accusation: its word races with reports of its death. What
+    it reads first is as old as it slept long, so for `DROWSY_TICKS` it believes no death, reported or concluded.
 
 What else changes with this file: `checks.py` states the invariants, `exchange.py` feeds whole tables through it.
 """
@@ -38,6 +41,10 @@ from gossip.rtt import RoundTrips
 from gossip.suspicion import Suspicion, confirmations_wanted, suspicion_min_s
 from gossip.timers import Timer
 
+#: Gossip intervals after a stop of our own in which no death is believed (rule 10).
+DROWSY_TICKS = 5
+#: Most peers that are told directly that we go or are back; the others hear of it by rumour.
+MAX_TOLD = 32
 #: Seconds between two reports of the same name conflict.
 CONFLICT_REPORT_S = 5.0
 #: Names in conflict that are remembered for pacing the reports.
@@ -71,6 +78,8 @@ class Membership:
         self._conflicts: dict[str, float] = {}
         #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
         self._superseded = False
+        #: Until then no death is believed: we were stopped.
+        self._awake_at = float("-inf")
         #: When a member last showed life beside the protocol of this file: its latest row, on our clock.
         self.seen_at: Callable[[str], float] = lambda name: float("-inf")
         self.broadcasts = BroadcastQueue()
@@ -247,6 +256,9 @@ class Membership:
         member = self._members.get(name)
         if member is None or member.suspicion is None:
             return
+        if now < self._awake_at:
+            self._hub.timers.set((Timer.SUSPICION, name), self._awake_at)
+            return
         if not self._lives(member, member.suspicion, now):
             self.bury(member, now)
             return
@@ -283,7 +295,7 @@ class Membership:
             return
         raised = rumour.incarnation > member.incarnation
         member.incarnation = rumour.incarnation
-        if member.suspicion is not None and self._lives(member, member.suspicion, now):
+        if member.suspicion is not None and (now < self._awake_at or self._lives(member, member.suspicion, now)):
             self._hub.counters["deaths_doubted"] += 1
         elif member.state is MemberState.SUSPECT:
             self._end(member, MemberState.DEAD, now)
@@ -328,7 +340,22 @@ class Membership:
     def depart(self) -> None:
         """Spread that we leave."""
         self._hub.leaving = True
-        self.broadcasts.put(Left(self._hub.name, self._hub.incarnation))
+        goodbye = Left(self._hub.name, self._hub.incarnation)
+        self.broadcasts.put(goodbye)
+        self._tell(goodbye)
+
+    def awake(self, now: float) -> None:
+        """We were stopped for a while, and now run: refute what has probably been said meanwhile (rule 10)."""
+        self._awake_at = now + DROWSY_TICKS * self._hub.config.gossip_interval_s
+        if not self._hub.leaving and not self._superseded:
+            self._rise(self._hub.incarnation + 1)
+            self._tell(self._hub.alive())
+
+    def _tell(self, rumour: Rumour) -> None:
+        """Tell many peers at once, directly."""
+        up = self._sides()[0]
+        for peer in self._hub.rng.sample(up, min(len(up), MAX_TOLD)):
+            self._hub.send(peer.address, rumour)
 
     def _accused(self, incarnation: int, *, final: bool = False) -> None:
         """Refute what is said against us (rule 3). `final`: it is a death or a departure, not a suspicion."""
@@ -339,16 +366,21 @@ class Membership:
             if not final:
                 return  # it is the later boot that is suspected, and for it to refute
             self._superseded = False
-        boot, higher = hub.boot, above(hub.incarnation, incarnation)
+        higher = above(hub.incarnation, incarnation)
         if boot_of(higher) >= MAX_BOOT:  # forged: no node gets there by itself, and there is nothing above it
             hub.counters["unrefutable"] += 1
             return
-        hub.raise_to(higher)
         hub.counters["refutations"] += 1
-        if hub.boot == boot:
+        if boot_of(higher) == hub.boot:
             self._health.add(1)
-        else:
-            hub.notify(IncarnationRaised(hub.boot))
+        self._rise(higher)
+
+    def _rise(self, higher: int) -> None:
+        """Take a higher incarnation and spread it."""
+        boot = self._hub.boot
+        self._hub.raise_to(higher)
+        if self._hub.boot != boot:
+            self._hub.notify(IncarnationRaised(self._hub.boot))
         self.announce()
 
     def _own_alive(self, rumour: Alive, now: float) -> None:
@@ -376,7 +408,7 @@ class Membership:
     def reap(self, now: float) -> None:
         """Forget those who are dead or gone for long enough (rule 8)."""
         keep = self._hub.config.dead_keep_s
-        for member in [m for m in self if not m.state.is_up and now - m.state_since >= keep]:
+        for member in [m for m in self._sides()[1] if now - m.state_since >= keep]:
             del self._members[member.name]
             self._split = None
             self.broadcasts.drop(member.name)

@@ -118,6 +118,8 @@ class Row:
     payload: bytes
     #: The same as bytes: whoever passes the row on sends these as they are.
     encoded: bytes
+    #: Boot and sequence number as one number, for the order of an owner's rows.
+    stamp: int
 
 
 @dataclass(frozen=True, slots=True)

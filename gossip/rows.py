@@ -10,128 +10,36 @@ Rules
 6. What counts as fresh is not age alone. A row that renewed a very old one here is worth more, for it will be news
    elsewhere too; one that was passed on in an earlier tick is worth less. By age alone whoever was late once would be
    late always: at 1000 nodes the p99 age would be 3.5 s instead of 2.4 s, for the same bytes.
+7. What comes in waits until somebody looks: the next tick, whoever reads a row, or the end of the loop's turn. Many
+   rows at once cost less than each by itself, and nobody can tell the difference: every reading merges first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any
+from collections.abc import Callable
 
 from gossip.actions import RowsReceived
-from gossip.codec import PacketBuilder, encode_rows, make_row
+from gossip.codec import make_row
 from gossip.errors import LocalError
 from gossip.events import RowView
 from gossip.hub import Hub
-from gossip.limits import AGE_UNIT_S, MAX_AGE, MAX_ROWS
 from gossip.member import Member
 from gossip.membership import Membership
 from gossip.messages import Row, Rows
+from gossip.parcel import Parcel
+from gossip.row_table import RowTable
 
 #: Datagrams per peer and tick: so many, and one more per so many members whose rows are of the usual size. 1.2 at 100
 #: members (25 KB/s per node), 5.9 at 1000 (120 KB/s); the last one is cut to its fraction. What that gives is in
 #: docs/benchmarks.md.
 BASE_DATAGRAMS = 0.68
 MEMBERS_PER_DATAGRAM = 190
-#: Encoded bytes of a usual row, with a payload of 32; rows that are larger get as many more datagrams. How many of the
-#: first ones are asked.
+#: Encoded bytes of a usual row, with a payload of 32; rows that are larger get as many more datagrams.
 USUAL_ROW_BYTES = 48
+#: How many rows are asked for their size.
 _WEIGHED = 16
-#: Bytes of a `Rows` part beside its rows.
-_PART_HEADER = 8
-#: Rule 6, in seconds of age: what a row gains per second by which it is younger than the one before it, up to a limit,
-#: and what it loses each time that it is passed on.
-GAP_GAIN, MOST_GAP_S = 1.0, 3.0
-PASSED_ON_LOSS_S = 1.0
-
-
-@dataclass(slots=True)
-class Held:
-    """A row as it is held here."""
-
-    row: Row
-    #: When the owner set it, on our own clock.
-    set_at: float
-    #: Who gave it to us.
-    source: str
-    #: Sequence number and time of the first row of that boot that came here.
-    first_seq: int
-    first_at: float
-    #: Whether we have probed the owner because this row is old.
-    doubted: bool = False
-    #: Its place among the freshest when rows are passed on (rule 6): `set_at`, and what it gains and loses.
-    rank: float = 0.0
-
-    @property
-    def renewals(self) -> int:
-        """How often the owner has renewed its row since we first heard of one."""
-        return self.row.seq - self.first_seq
-
-    @property
-    def period_s(self) -> float:
-        """Seconds between two renewals on average; only where there were some."""
-        return (self.set_at - self.first_at) / self.renewals
-
-
-_BY_RANK = attrgetter("rank")
-
-
-class Parcel:
-    """The rows of one gossip tick, freshest first: the head goes to each peer its own way, the rest to all alike."""
-
-    def __init__(self, hub: Hub, rows: list[Held], datagrams: float, now: float) -> None:
-        self._hub = hub
-        self._rows = rows
-        self._datagrams = datagrams
-        self._now = now
-        #: Age and size of the first rows, as far as they were needed: the head is packed once per peer.
-        self._priced: list[tuple[int, int]] = []
-        #: Where the rest begins: no peer's first datagram ended before it.
-        self._taken = len(rows)
-
-    def fill(self, packet: PacketBuilder, target: str) -> None:
-        """Put the head into a peer's first datagram."""
-        self._taken = min(self._taken, self._pack(packet, 0, target))
-
-    def rest(self) -> list[bytes]:
-        """Give the further datagrams."""
-        packets: list[bytes] = []
-        while (share := self._datagrams - 1 - len(packets)) > 0 and self._taken < len(self._rows):
-            packet = self._hub.packet(min(1.0, share))
-            self._taken = self._pack(packet, self._taken, None)
-            if not len(packet):
-                break
-            packets.append(packet.build())
-        for held in self._rows[: self._taken]:
-            held.rank -= PASSED_ON_LOSS_S
-        return packets
-
-    def _pack(self, packet: PacketBuilder, start: int, target: str | None) -> int:
-        """Add rows from `start` on; gives the index of the first that did not fit."""
-        flat: list[Any] = []
-        room, end, priced = packet.room - _PART_HEADER, start, self._priced
-        for held in self._rows[start : start + MAX_ROWS]:
-            if end == len(priced):
-                priced.append(self._price(held))
-            row = held.row
-            if target is None or target not in (row.name, held.source):
-                age, size = priced[end]
-                room -= size
-                if room < 0:
-                    break
-                flat.append(age)
-                flat.append(row.encoded)
-            end += 1
-        if flat:
-            packet.add(encode_rows(flat))
-        return end
-
-    def _price(self, held: Held) -> tuple[int, int]:
-        """Age on the wire, and bytes in the packet."""
-        age = max(0, min(MAX_AGE - 1, int((self._now - held.set_at) / AGE_UNIT_S + 0.5)))
-        size = len(held.row.encoded)
-        return age, size + (2 if size < 256 else 3) + (1 if age < 128 else 2 if age < 256 else 3 if age < 65536 else 5)
+#: Datagrams whose rows wait at most (rule 7).
+MOST_WAITING = 64
 
 
 class LoadRows:
@@ -140,10 +48,16 @@ class LoadRows:
     def __init__(self, hub: Hub, membership: Membership) -> None:
         self._hub = hub
         self._membership = membership
-        self._rows: dict[str, Held] = {}
-        self._own: Held | None = None
-        #: Shown the rows of others at each tick, freshest first.
-        self.heartbeat: Callable[[Sequence[Held], float], None] = lambda rows, now: None
+        self._table = RowTable()
+        #: Rows that came, from whom and when, and were not looked at yet.
+        self._waiting: list[tuple[Rows, str, float]] = []
+        #: Whose row was renewed since `take`, and whether the shell was told that there is something to take.
+        self._news: dict[str, None] = {}
+        self._told = False
+        #: Our own row, and when it was set.
+        self._own: tuple[Row, float] | None = None
+        #: Shown the rows of others at each tick, and before when a row must have been set not to be passed on any more.
+        self.heartbeat: Callable[[RowTable, float, float], None] = lambda table, oldest, now: None
 
     def set_own(self, payload: bytes, now: float) -> None:
         """Replace our own row.
@@ -152,37 +66,29 @@ class LoadRows:
         """
         if len(payload) > self._hub.config.max_row_bytes:
             raise LocalError(f"row has {len(payload)} bytes, {self._hub.config.max_row_bytes} is the limit")
-        seq = self._own.row.seq + 1 if self._own is not None else 1
-        row = make_row(self._hub.name, self._hub.boot, seq, payload)
-        self._own = Held(row, now, self._hub.name, 1, now)
+        seq = self._own[0].seq + 1 if self._own is not None else 1
+        self._own = make_row(self._hub.name, self._hub.boot, seq, payload), now
 
     def receive(self, rows: Rows, sender: str, now: float) -> None:
-        """Keep those rows that are newer than the ones held."""
-        table, fresh = self._rows, []
-        # This loop runs some thousand times a second in a large cluster: rows are compared first, and moved in place.
-        for row, age in zip(rows.rows, rows.ages, strict=True):
-            name = row.name
-            held = table.get(name)
-            if held is not None and row.seq <= held.row.seq and row.boot == held.row.boot:
-                continue
-            if held is not None and row.boot == held.row.boot:
-                del table[name]  # to enter it again at the end: a table in the order of arrival is soon sorted
-                table[name] = held
-                set_at = now - age * AGE_UNIT_S
-                gap = set_at - held.set_at
-                held.row = row
-                held.set_at = set_at
-                held.rank = set_at + GAP_GAIN * (gap if gap < MOST_GAP_S else MOST_GAP_S)
-                held.source = sender
-                held.doubted = False
-            elif self._admits(row):
-                set_at = now - age * AGE_UNIT_S
-                table[name] = Held(row, set_at, sender, row.seq, set_at, rank=set_at + GAP_GAIN * MOST_GAP_S)
-            else:
-                continue
-            fresh.append(name)
-        if fresh:
-            self._hub.emit(RowsReceived(tuple(fresh)))
+        """Take rows; they are compared with those held when somebody looks (rule 7)."""
+        self._waiting.append((rows, sender, now))
+        if len(self._waiting) >= MOST_WAITING:
+            self._merge()
+        if not self._told:
+            self._told = True
+            self._hub.emit(RowsReceived())
+
+    def take(self, now: float) -> list[RowView]:
+        """Give those rows of peers that were renewed since the last call."""
+        self._merge()
+        self._told = False
+        news, self._news = self._news, {}
+        return [view for view in (self.get(name, now) for name in news) if view is not None]
+
+    def _merge(self) -> None:
+        for rows, sender, at in self._waiting:
+            self._table.merge(rows, sender, at, self._admits, self._news)
+        self._waiting.clear()
 
     def _admits(self, row: Row) -> bool:
         """Whether the owner is a member, in that boot. Asked for the first row only: rows die with the boot."""
@@ -194,39 +100,50 @@ class LoadRows:
 
     def parcel(self, now: float) -> Parcel:
         """Prepare one tick: what is worth passing on, ours and then the freshest first."""
-        oldest = now - self._hub.config.row_relay_s
-        rows = sorted(self._rows.values(), key=_BY_RANK)
-        rows.reverse()
-        while rows and rows[-1].set_at < oldest:
-            rows.pop()
-        self.heartbeat(rows, now)
-        own = self._current_own()
-        if own is not None:
-            rows.insert(0, own)
-        wanted = BASE_DATAGRAMS + self._membership.size() * _weight(rows) / MEMBERS_PER_DATAGRAM
-        return Parcel(self._hub, rows, min(self._hub.config.row_datagrams, wanted), now)
+        self._merge()
+        config, table = self._hub.config, self._table
+        oldest = now - config.row_relay_s
+        self.heartbeat(table, oldest, now)
+        usual = max(1.0, self._mean_bytes() / USUAL_ROW_BYTES)
+        datagrams = min(config.row_datagrams, BASE_DATAGRAMS + self._membership.size() * usual / MEMBERS_PER_DATAGRAM)
+        # Enough for one datagram more than will be filled: from the first are left out those that a peer gave us.
+        enough = (datagrams + 1) * config.datagram_budget / (usual * USUAL_ROW_BYTES)
+        slots = table.freshest(int(enough) + 1, now)
+        while slots and table.set_at[slots[-1]] < oldest:
+            slots.pop()
+        return Parcel(self._hub, table, slots, self._current_own(), datagrams=datagrams, now=now)
+
+    def _mean_bytes(self) -> float:
+        some = [len(row.encoded) for row in self._table.rows[:_WEIGHED]]
+        if self._own is not None:
+            some.append(len(self._own[0].encoded))
+        return sum(some) / max(1, len(some))
 
     def get(self, name: str, now: float) -> RowView | None:
         """Give the latest row of a node, with its age in seconds."""
-        held = self._current_own() if name == self._hub.name else self._rows.get(name)
+        self._merge()
+        held = self._current_own() if name == self._hub.name else self._table.get(name)
         if held is None:
             return None
-        return RowView(name, held.row.boot, held.row.seq, held.row.payload, max(0.0, now - held.set_at))
+        row, set_at = held
+        return RowView(name, row.boot, row.seq, row.payload, max(0.0, now - set_at))
 
     def set_at(self, name: str) -> float:
         """When a peer's latest row was set, on our clock: it lived then. Minus infinity if there is none."""
-        held = self._rows.get(name)
-        return held.set_at if held is not None else float("-inf")
+        self._merge()
+        held = self._table.get(name)
+        return held[1] if held is not None else float("-inf")
 
     def names(self) -> set[str]:
         """Whose rows are held."""
-        return set(self._rows)
+        self._merge()
+        return self._table.names()
 
-    def _current_own(self) -> Held | None:
-        own = self._own
-        if own is not None and own.row.boot != self._hub.boot:  # our boot was raised: peers want it in the new one
-            own.row = make_row(own.row.name, self._hub.boot, own.row.seq, own.row.payload)
-        return own
+    def _current_own(self) -> tuple[Row, float] | None:
+        if self._own is not None and self._own[0].boot != self._hub.boot:
+            row, set_at = self._own  # our boot was raised: peers want it in the new one
+            self._own = make_row(row.name, self._hub.boot, row.seq, row.payload), set_at
+        return self._own
 
     # --- following the members ----------------------------------------------------------------------------------------
 
@@ -235,13 +152,7 @@ class LoadRows:
 
     def member_down(self, member: Member, now: float) -> None:
         """Rows die with the member (rule 4)."""
-        self._rows.pop(member.name, None)
+        self._table.remove(member.name)
 
     def member_doubted(self, member: Member, now: float) -> None:
         """Nothing to do."""
-
-
-def _weight(rows: Sequence[Held]) -> float:
-    """How many times larger than usual the rows are, at least 1."""
-    some = rows[:_WEIGHED]
-    return max(1.0, sum(len(held.row.encoded) for held in some) / (USUAL_ROW_BYTES * max(1, len(some))))

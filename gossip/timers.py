@@ -22,14 +22,17 @@ class Timer(enum.IntEnum):
 
 
 Key = tuple[Timer, str | int]
+#: Time, order of setting, key.
+_Entry = tuple[float, int, Key]
 
 
 class Timers:
     """A heap of (time, order, key) where only the latest setting of a key counts."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Key]] = []
-        self._live: dict[Key, tuple[float, int]] = {}
+        self._heap: list[_Entry] = []
+        #: Each key's entry in the heap that counts.
+        self._live: dict[Key, _Entry] = {}
         self._order = 0
 
     def __len__(self) -> int:
@@ -38,8 +41,8 @@ class Timers:
     def set(self, key: Key, at: float) -> None:
         """Let `key` fire at `at`, and at no other time."""
         self._order += 1
-        self._live[key] = (at, self._order)
-        heapq.heappush(self._heap, (at, self._order, key))
+        entry = self._live[key] = (at, self._order, key)
+        heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._live) + 64:
             self._rebuild()
 
@@ -54,27 +57,33 @@ class Timers:
 
     def next_deadline(self) -> float | None:
         """Give the earliest deadline, or None."""
-        self._skip_stale()
-        return self._heap[0][0] if self._heap else None
+        entry = self._first()
+        return entry[0] if entry is not None else None
 
     def pop_due(self, now: float) -> Key | None:
         """Take the earliest key that is due, or None."""
-        self._skip_stale()
-        if not self._heap or self._heap[0][0] > now:
+        entry = self._first()
+        if entry is None or entry[0] > now:
             return None
-        _, _, key = heapq.heappop(self._heap)
-        del self._live[key]
-        return key
+        heapq.heappop(self._heap)
+        del self._live[entry[2]]
+        return entry[2]
 
     def shift(self, seconds: float) -> None:
         """Move every deadline later: for a process that was stopped and must not blame others for it."""
-        self._live = {key: (at + seconds, order) for key, (at, order) in self._live.items()}
+        self._live = {key: (at + seconds, order, key) for at, order, key in self._live.values()}
         self._rebuild()
 
-    def _skip_stale(self) -> None:
-        while self._heap and self._live.get(self._heap[0][2]) != self._heap[0][:2]:
-            heapq.heappop(self._heap)
+    def _first(self) -> _Entry | None:
+        """Give the earliest entry, after dropping those in front of it that were moved or cancelled."""
+        heap, live = self._heap, self._live
+        while heap:
+            entry = heap[0]
+            if live.get(entry[2]) is entry:
+                return entry
+            heapq.heappop(heap)
+        return None
 
     def _rebuild(self) -> None:
-        self._heap = [(at, order, key) for key, (at, order) in self._live.items()]
+        self._heap = list(self._live.values())
         heapq.heapify(self._heap)

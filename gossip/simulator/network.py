@@ -1,7 +1,10 @@
 """What happens to a datagram on its way: delay, loss, duplication, reordering, cuts. Streams feel delay, loss and cuts.
 
-A cut or a loss rate concerns one direction: (sender, receiver). Nodes are known by name, so that a fault stays with
-a node that moves.
+Rules
+1. A cut or a loss rate concerns one direction: (sender, receiver). Nodes are known by name, so that a fault stays with
+   a node that moves.
+2. Datagrams that one node sends to another at one moment come one after the other, as they would on one path; each
+   throws its own dice for loss, duplication and reordering, and one that is late or doubled travels by itself.
 """
 
 from __future__ import annotations
@@ -57,8 +60,15 @@ class Network:
     def delay(self) -> float:
         """Draw a one-way delay in seconds."""
         least, most = self.latency
-        late = REORDER_S * self._random() if self.reordering and self._random() < self.reordering else 0.0
-        return least + (most - least) * self._random() + late
+        return least + (most - least) * self._random()
+
+    def reorders(self) -> bool:
+        """Whether one datagram comes later than those that were sent after it."""
+        return self.reordering > 0 and self._random() < self.reordering
+
+    def lateness(self) -> float:
+        """By how many seconds."""
+        return REORDER_S * self._random()
 
     def stream_delay(self, packets: int) -> float:
         """Draw the delay of that many packets of a stream, one after the other: a lost one comes 0.2 s later."""
@@ -70,6 +80,6 @@ class Network:
         loss = self._lossy.get((sender, receiver), self.loss) if self._lossy else self.loss
         return loss > 0 and self._random() < loss
 
-    def copies(self) -> int:
-        """How often one datagram arrives, if it does."""
-        return 2 if self.duplication and self._random() < self.duplication else 1
+    def duplicates(self) -> bool:
+        """Whether one datagram arrives twice, if it does."""
+        return self.duplication > 0 and self._random() < self.duplication

@@ -32,8 +32,8 @@ from gossip.simulator.report import Report
 INSPECT_S = 1.0
 #: A node that was paused is not yet well for this many seconds: its word that it is back has to travel.
 GRACE_S = 1.0
-#: Decoded packets that are remembered for their further receivers.
-REMEMBERED = 4096
+#: Decoded packets that are remembered for their further receivers: those of about 10 ms of a thousand nodes.
+REMEMBERED = 1024
 #: A timer fires this much late, in seconds, so that rounding of the clock's offset never makes it early.
 _ROUNDING_S = 1e-9
 
@@ -74,8 +74,11 @@ class Simulator:
         self._streams = 0
         #: Every datagram is decoded, but one that went to several nodes only once: packets are immutable.
         self._decode = lru_cache(maxsize=REMEMBERED)(decode_packet)
+        #: What the node at work has sent so far, by receiver.
+        self._burst: dict[SimNode, list[io.DatagramReceived]] = {}
         self._boots = 0
-        #: Every false death once: name, incarnation, refutations.
+        #: Every death once, and every false one: name, incarnation, refutations.
+        self.deaths: set[tuple[str, int, int]] = set()
         self.incidents: set[tuple[str, int, int]] = set()
         self._homes = 0
         self._subnet, self._port = subnet, port
@@ -291,11 +294,12 @@ class Simulator:
             return
         self._perform(node, node.endpoint.handle(event, node.clock.read(self.now)))
 
-    def _receive(self, node: SimNode, event: io.DatagramReceived) -> None:
-        node.bytes_in += len(event.data)
-        if node.recording is not None:
-            node.recording.append((self.now, event.source, event.data))
-        self._feed(node, event)
+    def _receive(self, node: SimNode, events: Sequence[io.DatagramReceived]) -> None:
+        for event in events:
+            node.bytes_in += len(event.data)
+            if node.recording is not None:
+                node.recording.append((self.now, event.source, event.data))
+            self._feed(node, event)
 
     def _resume(self, node: SimNode) -> None:
         if node.paused_until > self.now or not node.running:
@@ -340,6 +344,8 @@ class Simulator:
                     self._reply(node, action.stream, action.data)
                 case io.CloseStream():
                     self._reply(node, action.stream, None)
+        if self._burst:
+            self._depart()
         self._arm(node)
 
     def _send(self, node: SimNode, action: io.SendDatagram) -> None:
@@ -356,13 +362,21 @@ class Simulator:
         elif network.loses(node.name, target.name):
             self.report["lost"] += 1
         else:
-            copies = network.copies()
             self.report["delivered"] += 1
-            if copies > 1:
-                self.report["duplicated"] += copies - 1
             event = io.DatagramReceived(node.address, action.data)
-            for _ in range(copies):
-                self.at(self.now + network.delay(), self._receive, target, event)
+            if network.duplicates():
+                self.report["duplicated"] += 1
+                self.at(self.now + network.delay(), self._receive, target, (event,))
+            if network.reorders():
+                self.at(self.now + network.delay() + network.lateness(), self._receive, target, (event,))
+            else:
+                self._burst.setdefault(target, []).append(event)
+
+    def _depart(self) -> None:
+        """What one node sent to another at one moment travels together, and keeps its order (rule 2 of `network`)."""
+        for target, events in self._burst.items():
+            self.at(self.now + self.network.delay(), self._receive, target, events)
+        self._burst = {}
 
     def _open(self, node: SimNode, action: io.OpenStream) -> None:
         target, network = self._at.get(action.to), self.network
@@ -421,11 +435,12 @@ class Simulator:
         if view.state is MemberState.SUSPECT:
             self.report["suspicions_seen"] += 1
         elif view.state is MemberState.DEAD:
+            incident = (view.name, view.incarnation, view.refutations)
+            self.deaths.add(incident)
             if not self._is_well(view.name, observer.name):
                 self.report["true_deaths"] += 1
                 return
             self.report["false_deaths"] += 1
-            incident = (view.name, view.incarnation, view.refutations)
             if incident not in self.incidents:
                 self.incidents.add(incident)
                 self.report["false_incidents"] += 1

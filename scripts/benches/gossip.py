@@ -30,14 +30,19 @@ TARGETS: dict[str, Target] = {
     "agent_core_share_n999": ("<=", 0.10),
     "sim_wall_s_per_virtual_s_n1000": ("<=", 2),
 }
+#: What is done to each cluster, in this order; the last only when it is asked for by name.
+SCENARIOS = ("rows", "agent", "join", "crash", "loss", "stall", "heal", "sweep")
+#: Seconds of every stall in the sweep.
+SWEEP_S = (1, 2, 3, 5, 8)
 #: Above this size the halves of a partition set no load rows: they would be most of the work and decide nothing.
 ROWS_IN_PARTITION = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured. Node-hours are for each of the two counts of false deaths."""
+    """What is measured, and how much. Node-hours are for each count of false deaths."""
 
+    wanted: Sequence[str]
     node_hours: float
     joins: int
     crashes: int
@@ -48,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this bench."""
     parser.add_argument("--nodes", help="cluster sizes, such as 3,100 (default: all)", default="")
     parser.add_argument("--node-hours", type=float, help="for each count of false deaths (default 10; quick 0.3)")
+    parser.add_argument("--only", help=f"these of {','.join(SCENARIOS)} (default: all but sweep)", default="")
     parser.add_argument("--seed", type=int, default=1, help="of the simulation (default 1)")
 
 
@@ -56,21 +62,24 @@ def run(options: argparse.Namespace) -> Result:
     result = Result("gossip", TARGETS)
     default = QUICK_SIZES if options.quick else SIZES
     sizes = tuple(int(size) for size in options.nodes.split(",")) if options.nodes else default
+    wanted = tuple(options.only.split(",")) if options.only else SCENARIOS[:-1]
+    if unknown := set(wanted) - set(SCENARIOS):
+        raise SystemExit(f"--only: there is no {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
     with gossip_agent.Port() as port:
         for size in sizes:
-            _measure(result, size, _effort(options, size), options.seed, port)
+            _measure(result, size, _effort(options, size, wanted), options.seed, port)
+    if options.only:
+        result.note(f"only {options.only}")
     if absent := [size for size in SIZES if size not in sizes]:
         result.note(f"not measured in this run: sizes {', '.join(map(str, absent))}")
     return result
 
 
-def _effort(options: argparse.Namespace, size: int) -> Effort:
+def _effort(options: argparse.Namespace, size: int, wanted: Sequence[str]) -> Effort:
     if options.quick:
-        hours, effort = 0.3, Effort(0.3, 1, 4 if size > 30 else 8, 2.0)
-    else:
-        hours, effort = 10.0, Effort(10.0, 3, 10 if size >= 1000 else 20 if size >= 300 else 50, 3.0)
-    hours = options.node_hours or hours
-    return Effort(hours, effort.joins, effort.crashes, effort.window_s)
+        return Effort(wanted, options.node_hours or 0.3, 1, 4 if size > 30 else 8, 2.0)
+    crashes = 10 if size >= 1000 else 20 if size >= 300 else 50
+    return Effort(wanted, options.node_hours or 10.0, 3, crashes, 3.0)
 
 
 def _measure(result: Result, size: int, effort: Effort, seed: int, port: gossip_agent.Port) -> None:
@@ -82,15 +91,26 @@ def _measure(result: Result, size: int, effort: Effort, seed: int, port: gossip_
         sim, agreed = scenarios.build(size, seed, gossip_agent.SUBNET, port.number, port.agent)
         result.add(f"mass_start_s_n{size}", agreed)
         scenarios.settle(sim)
-        _steady(result, size, scenarios.steady(sim, effort.window_s))
-        if size in gossip_agent.AGENT_SIZES:
+        wanted = effort.wanted
+        rows = scenarios.steady(sim, effort.window_s if "rows" in wanted else 0.0)
+        if "rows" in wanted:
+            _steady(result, size, rows)
+        if "agent" in wanted and size in gossip_agent.AGENT_SIZES:
             gossip_agent.measure(result, gossip_agent.record(sim), port)
-        result.add(f"join_known_s_n{size}", scenarios.join(sim, effort.joins)[-1])
-        _crashes(result, size, sim, effort)
-        _false_deaths(result, size, sim, effort)
-        if size > ROWS_IN_PARTITION:
-            sim.stop_rows()
-        result.add(f"heal_s_n{size}", scenarios.heal(sim, 60.0))
+        if "join" in wanted:
+            result.add(f"join_known_s_n{size}", scenarios.join(sim, effort.joins)[-1])
+        if "crash" in wanted:
+            _crashes(result, size, sim, effort)
+        if "loss" in wanted:
+            _loss(result, size, sim, effort)
+        if "stall" in wanted:
+            _stalls(result, size, sim, effort)
+        if "sweep" in wanted:
+            _sweep(result, size, sim, effort)
+        if "heal" in wanted:
+            if size > ROWS_IN_PARTITION:
+                sim.stop_rows()
+            result.add(f"heal_s_n{size}", scenarios.heal(sim, 60.0))
     finally:
         gc.enable()
     say(f"  ({time.process_time() - started:.0f} CPU s for {sim.now:.0f} virtual seconds)")
@@ -119,16 +139,34 @@ def _crashes(result: Result, size: int, sim: scenarios.Simulator, effort: Effort
     result.add(f"crashes_n{size}", len(crashes.known_to_all))
 
 
-def _false_deaths(result: Result, size: int, sim: scenarios.Simulator, effort: Effort) -> None:
-    nodes = len(sim.running())
-    seconds = effort.node_hours * 3600 / nodes
+def _loss(result: Result, size: int, sim: scenarios.Simulator, effort: Effort) -> None:
+    seconds = effort.node_hours * 3600 / len(sim.running())
     lost = scenarios.deaths_with_loss(sim, seconds, 0.10)
     result.add(f"false_deaths_per_node_hour_loss10_n{size}", lost / effort.node_hours)
-    healthy, stalled = scenarios.deaths_with_stalls(sim, seconds, 0.05)
+    result.add(f"virtual_hours_loss10_n{size}", seconds / 3600)
+    result.add(f"node_hours_loss10_n{size}", effort.node_hours)
+
+
+def _stalls(result: Result, size: int, sim: scenarios.Simulator, effort: Effort) -> None:
+    seen = scenarios.deaths_with_stalls(sim, effort.node_hours * 3600 / len(sim.running()), 0.05)
     # The target is held against all of them. How they divide tells whether the sick harm the healthy.
-    result.add(f"false_deaths_per_node_hour_stall5_n{size}", (healthy + stalled) / effort.node_hours)
-    result.add(f"false_deaths_of_healthy_per_node_hour_stall5_n{size}", healthy / effort.node_hours)
-    result.add(f"node_hours_n{size}", effort.node_hours)
+    false = seen.false_of_healthy + seen.false_of_stalled
+    result.add(f"false_deaths_per_node_hour_stall5_n{size}", false / effort.node_hours)
+    result.add(f"false_deaths_of_healthy_per_node_hour_stall5_n{size}", seen.false_of_healthy / effort.node_hours)
+    result.add(f"deaths_per_stall_stall5_n{size}", seen.deaths / seen.stalls)
+    result.add(f"stalls_n{size}", seen.stalls)
+    result.add(f"node_hours_stall5_n{size}", effort.node_hours)
+
+
+def _sweep(result: Result, size: int, sim: scenarios.Simulator, effort: Effort) -> None:
+    """Stalls of one length at a time: up to which are they forgiven, and whom do they harm."""
+    for length in SWEEP_S:
+        seconds = effort.node_hours * 3600 / len(sim.running())
+        seen = scenarios.deaths_with_stalls(sim, seconds, 0.05, (length, length))
+        result.add(f"stall_{length}s_deaths_per_stall_n{size}", seen.deaths / seen.stalls)
+        result.add(f"stall_{length}s_false_deaths_per_node_hour_n{size}", seen.false_of_stalled / effort.node_hours)
+        result.add(f"stall_{length}s_false_deaths_of_healthy_n{size}", seen.false_of_healthy)
+        result.add(f"stall_{length}s_stalls_n{size}", seen.stalls)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -148,27 +148,39 @@ def deaths_with_loss(sim: Simulator, seconds: float, loss: float) -> int:
     return sim.report["false_incidents"] - before
 
 
-def deaths_with_stalls(sim: Simulator, seconds: float, share: float) -> tuple[int, int]:
-    """Let that share of the nodes stall again and again, for seconds each time. False deaths of those that never stall,
-    and of those that do, at moments when they had been awake for a second.
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """What stalls led to. A death is false if its subject had been awake for a second when somebody came to believe it;
+    `deaths` are all, also those of nodes that were rightly held for dead while they stood still.
     """
-    before, until = set(sim.incidents), sim.now + seconds
+
+    stalls: int
+    deaths: int
+    false_of_healthy: int
+    false_of_stalled: int
+
+
+def deaths_with_stalls(sim: Simulator, seconds: float, share: float, stall_s: tuple[float, float] = STALL_S) -> Stalls:
+    """Let that share of the nodes stall again and again, for that long each time."""
+    deaths, incidents, until = set(sim.deaths), set(sim.incidents), sim.now + seconds
+    pauses = sim.report["pauses"]
     dice = random.Random(sim.rng.random())
     names = [n.name for n in sim.running()]
     sick = sim.rng.sample(names, max(1, round(share * len(names))))
     for name in sick:
-        _stall(sim, name, until, dice)
+        _stall(sim, name, until, dice, stall_s)
     sim.run(seconds)
     sim.run(10.0)
-    of_sick = sum(name in sick for name, _, _ in sim.incidents - before)
-    return len(sim.incidents - before) - of_sick, of_sick
+    false = sim.incidents - incidents
+    of_stalled = sum(name in sick for name, _, _ in false)
+    return Stalls(sim.report["pauses"] - pauses, len(sim.deaths - deaths), len(false) - of_stalled, of_stalled)
 
 
-def _stall(sim: Simulator, name: str, until: float, dice: random.Random) -> None:
+def _stall(sim: Simulator, name: str, until: float, dice: random.Random, stall_s: tuple[float, float]) -> None:
     if sim.now < until:
-        stall = dice.uniform(*STALL_S)
+        stall = dice.uniform(*stall_s)
         sim.pause(name, stall)
-        sim.at(sim.now + stall + dice.uniform(*AWAKE_S), _stall, sim, name, until, dice)
+        sim.at(sim.now + stall + dice.uniform(*AWAKE_S), _stall, sim, name, until, dice, stall_s)
 
 
 def heal(sim: Simulator, seconds: float) -> float:

@@ -100,8 +100,7 @@ class Lone:
                 case io.Notify():
                     self.events.append(action.event)
                 case io.RowsReceived():
-                    views = [self.endpoint.row(name, self.now) for name in action.names]
-                    self.events += [RowReceived(view) for view in views if view is not None]
+                    self.events += [RowReceived(view) for view in self.endpoint.take_rows(self.now)]
                 case io.OpenStream():
                     self.streams.append(action)
                 case _:

@@ -187,6 +187,35 @@ def test_a_stopped_process_that_resumes_blames_nobody(simulator: Make) -> None:
     assert sim.nodes["n3"].endpoint.counters["stalls"] > 0
 
 
+def test_stalls_shorter_than_a_suspicion_kill_nobody(simulator: Make) -> None:
+    sim = simulator(seed=4)
+    sim.cluster(20)
+    sim.run_until(sim.agreed, 2)
+    sim.load_rows()
+    sim.run(3)
+    for i in range(8):
+        sim.pause(f"n{i}", 2.0)
+        sim.run(4.0)
+    assert not sim.deaths
+    sim.report.require(pauses=8, suspicions_seen=1)
+
+
+def test_a_sleeper_that_wakes_takes_no_old_news_of_another_sleeper_for_true(simulator: Make) -> None:
+    sim = simulator(seed=5)
+    sim.cluster(20)
+    sim.run_until(sim.agreed, 2)
+    sim.load_rows()
+    sim.run(3)
+    sim.pause("n1", 4.0)
+    sim.run(2.5)
+    sim.pause("n2", 4.0)
+    sim.run(1.4)
+    assert all(n.name in ("n1", "n2") or "n1" not in n.up for n in sim.running()), "n1 is dead to all that are awake"
+    sim.run_until(sim.agreed, 10)
+    told = [event.view for _, event in sim.nodes["n2"].events if isinstance(event, MemberChanged)]
+    assert all(view.state.is_up for view in told)
+
+
 def test_another_name_at_the_same_address_replaces_the_old_tenant_quickly(simulator: Make) -> None:
     sim = simulator()
     sim.cluster(4)

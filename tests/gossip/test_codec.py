@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from gossip import Endpoint, GossipConfig, Identity, MemberState, RemoteError, WrongClusterError
 from gossip import actions as io
 from gossip import messages as m
-from gossip.codec import PacketBuilder, decode_packet, encode_packet, encode_part, make_row
+from gossip.codec import PacketBuilder, decode_packet, decode_row, encode_packet, encode_part, make_row
+from gossip.framing import read_frame
 from gossip.incarnation import first
 
 names = st.sampled_from(["me", "peer", "other", "third", "a" * 64])
@@ -179,3 +181,24 @@ def test_a_builder_never_exceeds_its_budget() -> None:
         pass
     assert len(builder.build()) <= 1400
     assert decode_packet(builder.build(), "c" * 64, 9000).sender == "n" * 64
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=60) | rows.map(lambda row: row.encoded))
+def test_an_arbitrary_row_raises_only_the_remote_kind(data: bytes) -> None:
+    try:
+        row = decode_row(data)
+    except RemoteError:
+        return
+    assert row == make_row(row.name, row.boot, row.seq, row.payload) or row.encoded == data
+
+
+@given(st.binary(max_size=40))
+async def test_an_arbitrary_stream_raises_only_the_remote_kind_or_ends_early(data: bytes) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    try:
+        assert await read_frame(reader)
+    except (RemoteError, asyncio.IncompleteReadError):
+        return

@@ -7,9 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zeroconf import InterfaceChoice, IPVersion
 
-from gossip import Identity, LocalError
+from gossip import Identity, LocalError, parse_seed
 from gossip.discovery import SERVICE_TYPE, MdnsDiscovery, instance_name, peers_of
+from gossip.identity import is_ip_literal
 
 ME = Identity("me", "c1", 1, "127.0.0.1", 7001)
 LAN = Identity("me", "c1", 1, "192.168.1.5", 7001)
@@ -97,3 +101,35 @@ async def test_two_instances_find_each_other_on_loopback_and_not_the_other_clust
             await one.close()
             await one.close()
     assert found == {"a": {"127.0.0.1:7102"}, "b": {"127.0.0.1:7101"}, "x": set()}
+
+
+@given(
+    st.dictionaries(st.sampled_from([b"cluster", b"name", b"v"]), st.none() | st.binary() | st.sampled_from([b"c1"])),
+    st.lists(st.text(max_size=12) | st.sampled_from(["127.0.0.1", "::1", "fe80::1%eth0", "10.0.0.1"]), max_size=12),
+    st.none() | st.integers(0, 65535),
+)
+def test_whatever_a_record_says_only_addresses_come_of_it(
+    properties: dict[bytes, bytes | None], addresses: list[str], port: int | None
+) -> None:
+    for peer in peers_of(ME, properties, addresses, port):
+        host, peer_port = parse_seed(peer)
+        assert is_ip_literal(host) and peer_port == port
+
+
+@pytest.mark.parametrize(("interfaces", "asked"), [((), "all"), (("10.0.0.1", "10.0.1.1"), "named"), (("::1",), "six")])
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_several_interfaces_and_both_families_are_used_where_the_host_has_them(
+    monkeypatch: pytest.MonkeyPatch, interfaces: tuple[str, ...], asked: str, has_ipv6: bool
+) -> None:
+    opened: list[tuple[object, IPVersion]] = []
+
+    def open_zeroconf(*, interfaces: object, ip_version: IPVersion) -> object:
+        if ip_version is IPVersion.All and not has_ipv6:
+            raise OSError("Address family not supported")
+        opened.append((interfaces, ip_version))
+        return object()
+
+    monkeypatch.setattr("zeroconf.asyncio.AsyncZeroconf", open_zeroconf)
+    MdnsDiscovery(LAN, interfaces=interfaces)._open()
+    both = IPVersion.All if has_ipv6 and asked != "named" else IPVersion.V4Only
+    assert opened == [(list(interfaces) or InterfaceChoice.All, both)]

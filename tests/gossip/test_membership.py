@@ -341,3 +341,44 @@ def test_our_own_name_on_a_datagram_is_never_processed(lone: Make) -> None:
     one.hear("me", alive("ghost", first(1), OTHER), source=THIRD)
     assert one.state("ghost") is None
     assert one.endpoint.counters["from_own_name"] == 1
+
+
+def test_whoever_was_stopped_says_that_it_is_back_before_it_hears_of_any_accusation(lone: Make) -> None:
+    one = lone()
+    for i in range(5):
+        one.meet(f"m{i}", ("10.0.1.1", 1000 + i))
+    one.now += 3
+    one.wait(0)
+    told = {to for to, packet in one.sent for p in packet.parts if p == Alive("me", first(5) + 1, *HERE, b"mine")}
+    assert {("10.0.1.1", 1000 + i) for i in range(5)} <= told
+    assert not one.told(IncarnationRaised)
+    one.hear("m0", Suspect("me", first(5), "m1"), source=("10.0.1.1", 1000))
+    assert one.endpoint.counters["refutations"] == 0, "what was said of us while we stood still is refuted already"
+
+
+def test_whoever_was_stopped_believes_no_death_until_it_has_read_on(lone: Make) -> None:
+    one = lone()
+    one.meet("victim", OTHER)
+    one.meet("peer")
+    one.hear("peer", Suspect("victim", first(1), "peer"))
+    one.now += 6  # longer than any suspicion; its timer and what is in the socket come at once
+    one.wait(0)
+    one.hear("peer", Dead("victim", first(1), "peer"))
+    assert one.state("victim") is SUSPECT
+    one.hear("peer", Alive("victim", first(1) + 1, *OTHER, b""))
+    assert one.state("victim") is ALIVE
+    one.hear("peer", Suspect("victim", first(1) + 1, "peer"))
+    one.wait(1.1)
+    one.hear("peer", Dead("victim", first(1) + 1, "peer"))
+    assert one.state("victim") is DEAD
+
+
+def test_a_stop_is_noticed_by_whatever_comes_first_a_timer_or_a_datagram(lone: Make) -> None:
+    one = lone()
+    one.meet("victim", OTHER)
+    one.meet("peer")
+    one.hear("peer", Suspect("victim", first(1), "peer"))
+    one.now += 6
+    one.hear("peer", Dead("victim", first(1), "peer"))
+    assert one.state("victim") is SUSPECT
+    assert one.endpoint.counters["stalls"] == 1

@@ -240,7 +240,7 @@ def test_validation_notices_each_kind_of_broken_state() -> None:
 
     broken(lambda one: setattr(member(one), "state", MemberState.SUSPECT))
     broken(lambda one: one.endpoint.rtts.add("ghost", 1.0))
-    broken(lambda one: one.endpoint.rows._rows.update(ghost=None))
+    broken(lambda one: one.endpoint.rows._table._slots.update(ghost=0))
     broken(lambda one: one.endpoint.slow._copies.update(ghost=one.endpoint.slow._own))
     broken(lambda one: one.endpoint.membership._members.update(me=member(one)))
     broken(lambda one: one.endpoint.slow._own._log.update(k=5))

@@ -9,7 +9,7 @@ import pytest
 from gossip import GossipConfig, LocalError, RowReceived, SlowChanged
 from gossip import actions as io
 from gossip.incarnation import first
-from gossip.messages import Rows, SlowDelta, SlowDigest, SlowMark, SlowPull
+from gossip.messages import Rows, SlowDelta, SlowDigest, SlowMark, SlowPull, Suspect
 from gossip.simulator import SimNode, Simulator
 from tests.gossip.lone import OTHER, PEER, Lone, row
 
@@ -252,3 +252,19 @@ def test_a_pull_for_what_we_do_not_have_is_not_answered(lone: MakeLone) -> None:
     assert one.parts(SlowDelta) == []
     one.hear("peer", SlowPull("me", 5, 0, 0), incarnation=first(1))
     assert one.parts(SlowDelta) == [SlowDelta("me", 5, 0, 1, 1, 0, ((b"k", b"v", 1),))]
+
+
+def test_rumours_are_never_starved_by_rows_and_slow_state(lone: MakeLone) -> None:
+    one = lone(GossipConfig.lan(row_datagrams=6))
+    for i in range(60):
+        one.meet(f"m{i}", ("10.0.1.1", 1000 + i))
+        one.hear(f"m{i}", row(f"m{i}", 1, 1, i, b"x" * 300), source=("10.0.1.1", 1000 + i))
+        one.do(io.KeyPut(b"key%d" % i, b"v" * 1000))
+        one.endpoint.membership.broadcasts.drop(f"m{i}")
+    one.sent.clear()
+    one.hear("m0", Suspect("m1", first(1), "m0"), source=("10.0.1.1", 1000))
+    one.wait(0.2)
+    first_packets = {to: packet for to, packet in reversed(one.sent) if any(isinstance(p, Rows) for p in packet.parts)}
+    assert len(first_packets) == 3
+    for packet in first_packets.values():
+        assert packet.parts[0] == Suspect("m1", first(1), "m0")

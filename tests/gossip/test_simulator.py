@@ -72,6 +72,20 @@ def test_loss_in_one_direction_is_only_there() -> None:
     assert sim.report["lost"] == lost
 
 
+def test_what_is_sent_at_one_moment_arrives_in_order_unless_it_is_reordered() -> None:
+    sim = started(2)
+    n0, n1 = sim.nodes["n0"], sim.nodes["n1"]
+    burst = [io.SendDatagram(n1.address, bytes([number])) for number in range(50)]
+    for reordering, in_order in ((0.0, True), (0.5, False)):
+        sim.network.reordering = reordering
+        n1.recording = []
+        sim._perform(n0, list(burst))
+        sim.run(1)
+        arrived = [data[0] for _, _, data in n1.recording if len(data) == 1]
+        assert sorted(arrived) == list(range(50))
+        assert (arrived == sorted(arrived)) is in_order
+
+
 def test_a_paused_socket_overflows() -> None:
     sim = started(12, GossipConfig.lan(fanout=11))
     sim.network.duplication = 1.0
