@@ -77,6 +77,8 @@ class EngineWatch:
                 return None
             looks.append(look)
         latest = looks[-1]
+        if latest.stopped:
+            return False
         before = [look for look in looks if latest.at - look.at >= LOOK_APART_S and now - look.at <= silent_s]
         # Without processor time it may still wait for a long step of its device: that alone is no hang.
         return True if before and works(before[-1], latest) else None
