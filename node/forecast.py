@@ -6,8 +6,9 @@ A burst may wait: as long as the line empties now and then, a request is taken i
 A line that has not been empty for a while, and from which nobody had a place quickly, is a standing one: the cluster is
 asked for more than it can do, and every second that a request waits is added to the latency of all that follow. Then
 only those are taken in whose turn comes within a share of what a request usually takes, until the line is empty for
-part of the time again and those who were sent away have come back (CoDel's distinction between good and bad queues, Nichols and Jacobson 2012, with admission in
-place of drops; the two lengths of patience as in Maurer, "Fail at scale", 2015).
+part of the time again and those who were sent away have come back. (CoDel's distinction between good and bad queues,
+Nichols and Jacobson 2012, with admission in place of drops; the two lengths of patience as in Maurer, "Fail at scale",
+2015.)
 """
 
 from __future__ import annotations

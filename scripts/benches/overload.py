@@ -157,10 +157,11 @@ def _explain(result: Result, times: Times) -> None:
     sizes = times.sizes
     result.note(
         f"{sizes.nodes} node processes with {sizes.places} places, each in front of an emulated engine (8b-gpu at "
-        f"{sizes.speedup:g} of its speed), loopback, streams of 16 to 48 tokens; capacity from a closed loop with a client more "
-        f"than places on each node; then Poisson arrivals of {len(CLIENTS)} clients and a modest one "
+        f"{sizes.speedup:g} of its speed), loopback, streams of 16 to 48 tokens; capacity from a closed loop with a "
+        f"client more than places on each node; then Poisson arrivals of {len(CLIENTS)} clients and a modest one "
         f"({MODEST_SHARE:.0%} of the capacity) for {times.warm_up + times.measured:g} s, of which the first "
-        f"{times.warm_up:g} s are left out, in which the node learns that it is no burst; who is refused obeys Retry-After and comes back once, on top of the load"
+        f"{times.warm_up:g} s are left out, in which the nodes learn that it is no burst; who is refused obeys "
+        "Retry-After and comes back once, on top of the load"
     )
     if 2 not in times.loads:
         result.note("--quick: 2x is left out")
