@@ -81,15 +81,16 @@ class Bookings:
             del self._clients[client]
         return True
 
-    def soon(self, now: float, within_s: float) -> Counter[tuple[int, str]]:
-        """How many should come within ``within_s``, by priority and client."""
+    def soon(self, now: float, within_s: float, *, late: bool = True) -> Counter[tuple[int, str]]:
+        """How many should come within ``within_s``, by priority and client; with the ``late`` ones that still may."""
         self._forget(now)
         found: Counter[tuple[int, str]] = Counter()
         for client, mine in self._clients.items():
             for booking in mine:
                 if booking.due > now + within_s:
                     break
-                found[booking.priority, client] += 1
+                if late or booking.due >= now:
+                    found[booking.priority, client] += 1
         return found
 
     def validate(self) -> None:

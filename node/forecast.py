@@ -6,8 +6,9 @@ A burst may wait: as long as the line empties now and then, a request is taken i
 A line that has not been empty for a while, and from which nobody had a place quickly, is a standing one: the cluster is
 asked for more than it can do, and every second that a request waits is added to the latency of all that follow. Then
 only those are taken in whose turn comes within a share of what a request usually takes, until the line is empty for
-part of the time again (CoDel's distinction between good and bad queues, Nichols and Jacobson 2012, with admission in
-place of drops; the two lengths of patience as in Maurer, "Fail at scale", 2015).
+part of the time again and those who were sent away have come back. (CoDel's distinction between good and bad queues,
+Nichols and Jacobson 2012, with admission in place of drops; the two lengths of patience as in Maurer, "Fail at scale",
+2015.)
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ FEW = 2
 STANDING_TIMES = 4.0
 STANDING_LEAST_S = 2.0
 STANDING_MOST_S = 20.0
-#: ... and ends to be one when it was empty for this share of about as long.
+#: ... and ends to be one when it was empty for this share of about as long, and no more are due to come back than have
+#: a place within so many seconds.
 CALM_SHARE = 0.3
+OWED_S = 1.0
 #: Places that the rate is taken over, and the fewest that say something.
 PLACES = 32
 FEWEST_PLACES = 4
@@ -57,11 +60,12 @@ class Forecast:
         self._places: deque[float] = deque(maxlen=PLACES)
         self._shares = _Shares()
 
-    def opened(self, now: float, usual_s: float) -> None:
-        """The first request stands in line."""
+    def opened(self, now: float, usual_s: float, *, owed: int = 0) -> None:
+        """The first request stands in line, and ``owed`` others were told to come back."""
+        few = owed <= OWED_S * self.rate(now, 0.0)
         self._weigh(now, usual_s, empty=True)
         self._open_since = self._good_at = now
-        if self._empty >= CALM_SHARE:
+        if self._empty >= CALM_SHARE and few:
             self._standing = False
 
     def emptied(self, now: float, usual_s: float) -> None:

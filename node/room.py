@@ -190,7 +190,7 @@ class WaitingRoom:
             return Denial("The queue of this node is full.", self._after(entrance, now))
         if entrance.line not in self._queues:  # nobody waits there, or the last one had to go for our sake
             queue = self._queues[entrance.line] = _Queue(now)
-            forecast.opened(now, entrance.usual_s)
+            forecast.opened(now, entrance.usual_s, owed=len(bookings))
         ticket = Ticket(self, entrance, now)
         ticket.modest = modest
         queue.modest += modest
@@ -315,7 +315,9 @@ class WaitingRoom:
             return None  # a guess is no reason to refuse a client that has said how long it would wait
         if longest_s is None:
             longest_s = forecast.longest_s(now, entrance.usual_s)
-            if line.ahead(entrance.client, entrance.priority, {}) < FEW:
+            # Those who are late may never come: a place is not left empty for them.
+            coming = bookings.soon(now, FEW / rate, late=False)
+            if line.ahead(entrance.client, entrance.priority, coming) < FEW:
                 return None
         booked = bookings.soon(now, min(longest_s, MAX_WAIT_S))
         expected_s = (line.ahead(entrance.client, entrance.priority, booked) + 1) / rate

@@ -39,6 +39,8 @@ class Attempts:
         #: Seconds spent in line.
         self.waited_s = 0.0
         self.stood = False
+        #: Its turn is not over: the target that it tried has failed, and another one may have a place.
+        self.keeps_turn = False
         self.must_wait = False
         self.was_busy = False
         self._bounces = 0
@@ -92,6 +94,7 @@ class Attempts:
 
     def fail(self, target: str, why: str, *, reached: bool) -> None:
         """A target could not begin. ``reached``: it had the request."""
+        self.keeps_turn = True
         self._failures[target] = why
         self._broken += reached
 

@@ -173,14 +173,16 @@ class Dispatcher:
                 attempt.leave(self._notes, self._clock(), served=True)
                 if attempt.waited_s > 0:
                     outcome.headers = [*outcome.headers, (QUEUED_HEADER, str(round(attempt.waited_s * 1000)))]
-                return outcome, self._freeing(finish)
+                return outcome, self._freeing(plan, finish)
             finish(False)
             self._learn(attempt, outcome)
             if attempt.exhausted:
                 raise Refused(attempt.broken())
 
-    def _freeing(self, finish: Callable[[bool], None]) -> Callable[[bool], None]:
-        """When a request that ran is over, there is a place for somebody who waits here."""
+    def _freeing(self, plan: Plan, finish: Callable[[bool], None]) -> Callable[[bool], None]:
+        """When a request that ran on a peer is over, there is a place for somebody who waits here."""
+        if plan.target == self._name:
+            return finish  # our own admission says so itself
 
         def finish_and_stir(whole: bool) -> None:
             finish(whole)
@@ -211,6 +213,9 @@ class Dispatcher:
             if not attempt.must_wait and not self._room.waiting(_line(attempt.call)):
                 return
             self._join(attempt)
+        elif attempt.keeps_turn:
+            attempt.keeps_turn = False
+            return
         else:
             attempt.ticket.give_way()
         ticket = attempt.ticket

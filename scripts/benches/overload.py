@@ -23,8 +23,8 @@ TARGETS: dict[str, Target] = {
 CLIENTS = tuple(f"client-{number}" for number in range(8))
 MODEST = "modest"
 MODEST_SHARE = 0.05
-#: Virtual seconds per second: an answer of 32 tokens takes about one second.
-SPEEDUP = 0.25
+#: Virtual seconds per second: an answer of 32 tokens takes about one second, with --quick half of one.
+SPEEDUP, QUICK_SPEEDUP = 0.25, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Phase:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this bench."""
     parser.add_argument("--nodes", type=int, help="nodes (default 4; quick 2)")
-    parser.add_argument("--seconds", type=float, help="measured seconds of each load (default 30; quick 7)")
+    parser.add_argument("--seconds", type=float, help="measured seconds of each load (default 25; quick 5)")
     parser.add_argument("--seed", type=int, default=1, help="of the times and sizes of the requests")
 
 
@@ -80,11 +80,11 @@ def run(options: argparse.Namespace) -> Result:
     result = Result("overload", TARGETS)
     nodes = options.nodes or (2 if options.quick else 4)
     keys = [part for key in (*CLIENTS, MODEST) for part in ("--api-key", key)]
-    sizes = Sizes(nodes, 4, SPEEDUP, keys)
+    sizes = Sizes(nodes, 4, QUICK_SPEEDUP if options.quick else SPEEDUP, keys)
     times = (
-        Times(4.0, 3.0, options.seconds or 7.0, sizes, (1, 3))
+        Times(3.0, 6.0, options.seconds or 5.0, sizes, (1, 3))
         if options.quick
-        else Times(10.0, 10.0, options.seconds or 30.0, sizes, (1, 2, 3))
+        else Times(10.0, 15.0, options.seconds or 25.0, sizes, (1, 2, 3))
     )
     asyncio.run(_measure(result, times, options.seed))
     return result
@@ -156,11 +156,12 @@ def _report(result: Result, phase: Phase) -> None:
 def _explain(result: Result, times: Times) -> None:
     sizes = times.sizes
     result.note(
-        f"{sizes.nodes} node processes with {sizes.places} places, each in front of an emulated engine (8b-gpu at a "
-        "quarter of its speed), loopback, streams of 16 to 48 tokens; capacity from a closed loop with a client more "
-        f"than places on each node; then Poisson arrivals of {len(CLIENTS)} clients and a modest one "
+        f"{sizes.nodes} node processes with {sizes.places} places, each in front of an emulated engine (8b-gpu at "
+        f"{sizes.speedup:g} of its speed), loopback, streams of 16 to 48 tokens; capacity from a closed loop with a "
+        f"client more than places on each node; then Poisson arrivals of {len(CLIENTS)} clients and a modest one "
         f"({MODEST_SHARE:.0%} of the capacity) for {times.warm_up + times.measured:g} s, of which the first "
-        f"{times.warm_up:g} s are left out; who is refused obeys Retry-After and comes back once, on top of the load"
+        f"{times.warm_up:g} s are left out, in which the nodes learn that it is no burst; who is refused obeys "
+        "Retry-After and comes back once, on top of the load"
     )
     if 2 not in times.loads:
         result.note("--quick: 2x is left out")

@@ -34,7 +34,7 @@ from node.plan import Plan
 from node.policy import CandidateCost
 from node.prompt import ParsedRequest
 from node.publisher import CHUNKS_PER_TICK, Publisher
-from node.registry import Registry, chunk_key
+from node.registry import FRESH_S, Registry, chunk_key
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.forward import read_load, write_load
@@ -301,6 +301,40 @@ def test_a_failing_peer_counts_as_suspect_until_its_time_is_over() -> None:
     world.now += OPEN_FIRST_S + 0.1
     found = world.registry.view(parsed).get("b")
     assert found is not None and found.state is NodeState.ALIVE
+
+
+def test_signs_of_life_are_those_of_a_live_peer_with_a_fresh_row() -> None:
+    world = World()
+    assert world.registry.moves("b") is None and world.registry.moves("nobody") is None
+    world.row(LoadVector(ready=True, moves=7).encode())
+    assert world.registry.moves("b") == 7
+    world.now += FRESH_S
+    assert world.registry.moves("b") is None, "nothing is heard of it any more"
+    world.row(LoadVector(ready=True, moves=9).encode(), seq=2)
+    assert world.registry.moves("b") == 9
+    world.member(MemberState.SUSPECT)
+    assert world.registry.moves("b") is None
+
+
+def test_a_peer_in_doubt_is_tried_by_one_request_at_a_time() -> None:
+    world = World()
+    plan, parsed = Plan(rid="r", model="m", entry="me", target="b"), ParsedRequest("/v1/x", "m")
+
+    def state() -> NodeState | None:
+        found = world.registry.view(parsed).get("b")
+        return found.state if found is not None else None
+
+    for _ in range(CONFIRMED):
+        world.registry.failed("b", "refused")
+    world.now += OPEN_FIRST_S
+    assert state() is NodeState.ALIVE
+    end = world.registry.sent(plan)
+    assert state() is NodeState.SUSPECT, "its trial is on the way"
+    end(False)
+    assert state() is NodeState.ALIVE, "it was neither answered nor failed"
+    world.registry.sent(plan)
+    world.registry.busy("b", None)
+    assert state() is NodeState.ALIVE, "a full peer answers"
 
 
 def test_a_peer_that_was_restarted_starts_clean() -> None:

@@ -198,6 +198,29 @@ async def test_a_peer_that_seems_full_is_not_asked_and_tried_in_the_end(
     assert frozen.active >= 1
 
 
+async def test_one_whose_target_fails_in_its_turn_tries_the_next_at_once(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "RETRY_S", 60.0)
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b", max_running=1), await nodes.add("c", max_running=1)
+    await nodes.agree()
+    gate = Gate()
+    b.fake.script = c.fake.script = fake.hold(gate)
+    held = [asyncio.create_task(ask(a.port, "POST", CHAT, (), chat())) for _ in range(2)]
+    await b.fake.until(lambda: b.fake.active == 1)
+    await c.fake.until(lambda: c.fake.active == 1)
+    waiting = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.until(lambda: len(a.node.room) == 1)
+    b.fake.script = fake.reset
+    a.node.registry.roster.row = lambda *args, **kwargs: False  # type: ignore[method-assign]
+    gate.open(2)
+    assert [(await task).status for task in held] == [200, 200]
+    c.fake.script = fake.answer_chat
+    answer = await waiting
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "c"
+
+
 # --- requests that fit nowhere
 
 

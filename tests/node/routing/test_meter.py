@@ -330,3 +330,29 @@ def test_a_rate_forgets_and_ignores_nothing_in_no_time() -> None:
     assert rate.per_second == 100
     rate.add(100, 3)
     assert rate.per_second == pytest.approx(150 / 3.5)
+
+
+def test_whatever_the_engine_does_is_a_sign_of_life_and_what_we_do_is_none() -> None:
+    meter, seen = LoadMeter(), [0]
+
+    def moved() -> bool:
+        seen.append(meter.moves)
+        return seen[-1] != seen[-2]
+
+    meter.dispatched("r", 1.0, 100)
+    assert not moved()
+    for step in (
+        lambda: meter.started("r", 2.0, 100, 0),
+        lambda: meter.prefilled("r", 3.0, 1.0),
+        lambda: meter.first_byte("r", 3.1),
+        lambda: meter.chunk("r", 3.2),
+        lambda: meter.engine_load(3.3, 1, 0, 0.5),
+        lambda: meter.finished("r", 3.4),
+    ):
+        step()
+        assert moved()
+    meter.dispatched("s", 4.0, 100)
+    meter.failed("s", 5.0)
+    meter.vector(6.0, ready=True, draining=False)
+    assert not moved()
+    assert meter.vector(6.0, ready=True, draining=False).moves == meter.moves
