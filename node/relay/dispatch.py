@@ -268,7 +268,11 @@ class Dispatcher:
             stack.callback(timer.cancel)
 
         stack.enter_context(self._downs.watch(target, down))
-        sentry = Sentry(upstream, lambda silent_s: judge_peer(silent_s, self._cluster.row_age_s(target)))
+        sentry = Sentry(
+            upstream,
+            lambda silent_s: judge_peer(silent_s, self._cluster.row_age_s(target)),
+            error=UpstreamSilentError,
+        )
         stack.callback(sentry.close)
         return stack.close
 
@@ -279,7 +283,7 @@ class Dispatcher:
         """
         if lost.target == self._name or lost.told:
             return
-        if lost.cause in ("moved", "garbage"):
+        if lost.cause in ("moved", "garbage"):  # it lives
             await self._peers.settled(leg.opened)
         else:
             self._cluster.failed(lost.target, lost.why)

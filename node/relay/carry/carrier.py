@@ -103,7 +103,7 @@ class Carrier:
         record, carriage = self.record, self.carriage
         if record.blind:
             return record.blind
-        if record.complete or not record.begun or not carriage.again:
+        if self._whole or not record.begun or not carriage.again:
             return ""
         if carriage.tokens:
             return f"{carriage.tokens}; {carriage.again}"
@@ -128,7 +128,7 @@ class Carrier:
         :raises CannotCarryError: there is no way.
         :raises Refused: there is one, and nobody takes it.
         """
-        if self.record.complete and not self.record.blind:
+        if self._whole:
             return None
         if why := self.why_not():
             raise CannotCarryError(why)
@@ -146,6 +146,13 @@ class Carrier:
                 if self.carriage.again:
                     raise
         return await self._again()
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the last events can be written here: all tokens are there, and can be counted if they must be."""
+        record, ask = self.record, self._asked()
+        counted = record.usage or not ask.include_usage or record.prompt_ids is not None
+        return record.complete and not record.blind and counted
 
     # --- again
 

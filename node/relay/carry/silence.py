@@ -7,7 +7,8 @@ Rules for the own engine (`judge_engine`)
 1. Less than `patience`: nothing is wrong. It is learnt: several times the gap between tokens that streams here have,
    within `PATIENCE_MIN_S` and `PATIENCE_MAX_S`.
 2. Another stream heard from the engine since: it works, and ours waits for its turn; up to `TURN_MAX_S`.
-3. The engine's processes do nothing (stopped, or no processor time): it hangs, and the least patience is enough.
+3. The engine's processes are stopped: it hangs, and the least patience is enough. (That they use no processor time says
+   nothing: they may wait for a long step of a device.)
 4. They work, or nobody can see it: as long as prompts are owed, `PREFILL_FACTOR` times the time that these should take,
    and where they are seen to work never less than `BUSY_FACTOR` times the patience; never more than `WORK_MAX_S`.
    This holds only between tokens. Before the first one the engine may rightly be silent for as long as others run.
@@ -45,7 +46,7 @@ class EngineSigns:
     gap_s: float
     #: Seconds that the prompts which are owed should take.
     owed_s: float
-    #: Whether its processes work; None = cannot be seen.
+    #: Whether its processes work; False: one is stopped. None = cannot be seen.
     working: bool | None
     #: It has shown a first token, and the next one is due. Before, and where nothing is streamed, silence is no news.
     streaming: bool = True
@@ -58,14 +59,14 @@ def patience(gap_s: float) -> float:
 
 def judge_engine(signs: EngineSigns) -> str:
     """Why the engine is taken to hang, empty while it is not."""
-    # Processes that do nothing are no question of speed.
+    # Stopped processes are no question of speed.
     limit = PATIENCE_MIN_S if signs.working is False else patience(signs.gap_s)
     if signs.silent_s < limit:
         return ""
     if signs.others_s < limit and signs.silent_s < TURN_MAX_S:
         return ""
     if signs.working is False:
-        return f"the engine has said nothing for {signs.silent_s:.1f} s and does nothing"
+        return f"the engine has said nothing for {signs.silent_s:.1f} s and is stopped"
     if not signs.streaming:
         return ""
     longer = BUSY_FACTOR * limit if signs.working else limit

@@ -223,10 +223,10 @@ class CarriedStream:
             for event in self._splitter.feed(piece):
                 if event.startswith(b": grapevine-"):
                     move = move or event == marks.MOVE
-                else:
+                elif not leg.translator.done:  # behind the end is nothing for a client
                     told.append(leg.translator.take(event))
         except RemoteError as error:
-            return b"".join(told), error
+            return b"".join(told), None if leg.translator.done else error
         if move and not leg.translator.done and self._can_move(leg):
             return b"".join(told), UpstreamMovedError("its node wants to be rid of it")
         return b"".join(told), None
