@@ -7,6 +7,7 @@ no escaping has to be known here. `read` raises `RemoteError` and nothing else.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
@@ -19,6 +20,8 @@ MAX_EVENT = 16 * 1024 * 1024
 DONE = b"data: [DONE]\n\n"
 
 _DATA = b"data:"
+#: An empty line, however lines end.
+_END = re.compile(rb"\n\r?\n")
 _COMMENT = b":"
 
 
@@ -43,28 +46,24 @@ class EventSplitter:
         """
         if not self._held and piece.endswith(b"\n\n") and piece.count(b"\n") == 2:
             return [piece]  # nearly always: a piece is an event of one line
-        held = self._held
-        held += piece
+        data = piece if not self._held else self._joined(piece)
         events: list[bytes] = []
         start = 0
-        while (end := _end(held, max(start, self._seen - 2))) >= 0:
-            events.append(bytes(held[start:end]))
-            start = end
-            self._seen = end
-        del held[:start]
-        self._seen = len(held)
-        if len(held) > MAX_EVENT:
+        for match in _END.finditer(data):  # one pass: what searches anew behind each event is quadratic
+            events.append(data[start : match.end()])
+            start = match.end()
+        if start or not self._held:
+            self._held = bytearray(data[start:])
+        self._seen = len(self._held)
+        if self._seen > MAX_EVENT:
             raise RemoteError(f"an event of more than {MAX_EVENT} bytes")
         return events
 
-
-def _end(held: bytearray, start: int) -> int:
-    """Where the first event ends, -1 when it does not."""
-    plain = held.find(b"\n\n", start)
-    crlf = held.find(b"\n\r\n", start)
-    if crlf >= 0 and (plain < 0 or crlf < plain):
-        return crlf + 3
-    return plain + 2 if plain >= 0 else -1
+    def _joined(self, piece: bytes) -> bytes:
+        """What is held with this piece; nothing while that holds no end: a long event is not copied each time."""
+        looked = max(0, self._seen - 2)
+        self._held += piece
+        return bytes(self._held) if _END.search(self._held, looked) else b""
 
 
 def read(event: bytes) -> dict[str, Any] | None:

@@ -205,7 +205,7 @@ class Record:
             if _NO_DELTA in event and _only_for_ids(fields):
                 return b""
             event = _without(event, _IDS, start)
-        elif _spelt_otherwise(fields):
+        elif b"token_ids" in event and _spelt_otherwise(fields):
             return _rewritten(fields)
         start = event.find(_PROMPT_IDS)
         if start >= 0:

@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, help=f"length of one measurement (default {ROUND_S})")
     parser.add_argument("--soak", type=int, help=f"requests of the search for leaks (default {SOAK}; 0 for none)")
     parser.add_argument("--only", default="", help="only these subjects, by name, separated by commas")
+    parser.add_argument("--kinds", default="", help=f"only these loads: {', '.join(KINDS)}, separated by commas")
 
 
 def run(options: argparse.Namespace) -> Result:
@@ -66,13 +67,14 @@ def run(options: argparse.Namespace) -> Result:
     seconds = options.seconds or (QUICK_ROUND_S if quick else ROUND_S)
     total = options.soak if options.soak is not None else QUICK_SOAK if quick else SOAK
     only = {name for name in options.only.split(",") if name}
+    kinds = [kind for kind in KINDS if not options.kinds or kind in options.kinds.split(",")]
     result = Result("proxy", TARGETS)
     with Stage() as stage, Child("benches.proxy.generator") as load:
         subjects = _start(stage, result, only)
         measure = Measure(load)
         table: Table = {}
         for number in range(rounds):
-            for kind in KINDS:
+            for kind in kinds:
                 say(f"round {number + 1} of {rounds}: {kind}")
                 for subject in subjects:
                     if kind in ONLY.get(subject.name, KINDS):
@@ -80,7 +82,8 @@ def run(options: argparse.Namespace) -> Result:
                         sample = measure.sample(subject, kind, seconds=seconds, warm=warm)
                         table.setdefault((kind, subject.name), []).append(sample)
         report(result, table)
-        memory = {s.name: idle_streams(load, s) for s in subjects if s.pids and s.name not in ONLY}
+        idle = [] if options.kinds else [s for s in subjects if s.pids and s.name not in ONLY]
+        memory = {s.name: idle_streams(load, s) for s in idle}
         for name, (each_kb, idle_mb) in memory.items():
             result.add(f"{name}_kb_per_idle_stream", each_kb)
             result.add(f"{name}_rss_mb", idle_mb)

@@ -61,3 +61,28 @@ def test_lone_surrogates_are_read_and_written() -> None:
     value = read(event)
     assert value is not None and write(value) == event
     assert read(opening(prompt=[1, 2])) is not None
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_the_work_grows_with_the_bytes_and_not_with_their_square(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One search over a piece, however many events it holds: counted in calls, since times depend on the machine."""
+    calls = 0
+    pattern = events._END
+
+    class Counted:
+        def finditer(self, data: bytes) -> object:
+            nonlocal calls
+            calls += 1
+            return pattern.finditer(data)
+
+        def search(self, data: bytes, start: int) -> object:
+            nonlocal calls
+            calls += 1
+            return pattern.search(data, start)
+
+    monkeypatch.setattr(events, "_END", Counted())
+    splitter, one = EventSplitter(), b"data: 1" + end
+    assert splitter.feed(one * 5000 + b"da") == [one] * 5000
+    assert splitter.feed(b"ta: 2") == []
+    assert splitter.feed(end + one) == [b"data: 2" + end, one]
+    assert calls == 4 + 1
