@@ -1,6 +1,7 @@
 """The source of `benches.kv`, a process of its own: a pool that is served, and the minimal TCP program beside it.
 
-Commands, one a line: `fill BLOCK_BYTES COUNT DIGESTS`, `cpu`, `watch` and `loop` (how late the event loop was since then).
+Commands, one a line: `fill BLOCK_BYTES COUNT DIGESTS`, `cpu`, `watch` and `loop` (how late the event loop was since
+then).
 """
 
 from __future__ import annotations
