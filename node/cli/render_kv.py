@@ -31,8 +31,8 @@ def _summary(name: str, section: Mapping[str, Any], console: Console) -> None:
     used, capacity = pool.get("used_bytes", 0), pool.get("capacity_bytes", 0) or 1
     console.print(
         f"[bold]{escape(name)}[/]: pool {used / _GB:.2f} of {capacity / _GB:.2f} GB, {pool.get('blocks', 0)} blocks "
-        f"({pool.get('protected', 0)} used again), {pool.get('evictions', 0)} evicted, "
-        f"{pool.get('recalled', 0)} of them stored again soon, {section.get('corrupt', 0)} corrupt"
+        f"({pool.get('protected', 0)} used again), {pool.get('evictions', 0)} evicted "
+        f"({pool.get('recalled', 0)} of them came back), {section.get('corrupt', 0)} corrupt"
     )
     if not section.get("connected"):
         console.print(f"[yellow]no block moves:[/] {escape(str(section.get('why') or 'the engine is not connected'))}")
@@ -61,9 +61,7 @@ def _top(prefixes: list[Mapping[str, Any]], console: Console) -> None:
 def _peers(peers: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     if not peers:
         return
-    shown = plain_table(
-        "pulled from", ("node", "way", "pulls", "blocks", "GB", "GB/s", "failed", "last failure"), right=2
-    )
+    shown = plain_table("pulled from", ("node", "way", "pulls", "blocks", "GB", "GB/s", "failed"), right=2)
     for name, peer in peers.items():
         shown.add_row(
             escape(name),
@@ -73,9 +71,11 @@ def _peers(peers: Mapping[str, Mapping[str, Any]], console: Console) -> None:
             f"{peer.get('bytes', 0) / _GB:.2f}",
             f"{peer.get('bytes_s', 0) / _GB:.2f}",
             str(sum((peer.get("failures") or {}).values())),
-            escape(str(peer.get("last_failure") or "-")),
         )
     console.print(shown)
+    for name, peer in peers.items():
+        if peer.get("last_failure"):
+            console.print(f"last failure of {escape(name)}: {escape(str(peer['last_failure']))}")
 
 
 def _share(part: Any, whole: int) -> str:

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import operator
 import socket
 import statistics
 import tempfile
@@ -124,19 +125,10 @@ async def _rates(  # noqa: PLR0917 - one call
             result.add("pull_fresh_gb_s_3m", await pair.pull() / 1e9)
         await pair.pull()
         pair.plain()
-        pulled, over, over_memory, limit = [], [], [], []
+        rates = _Rates(source, pair)
         for turn in range(pairs):
-            before = pair.plain() if turn % 2 == 0 else None
-            rate = await pair.pull()
-            plain = before or pair.plain()
-            pulled.append(rate)
-            limit.append(plain)
-            over.append(rate / plain)
-            over_memory.append(rate / pair.plain(same_memory=True))
-        result.add(f"tcp_limit_gb_s_{size}", statistics.median(limit) / 1e9)
-        result.add(f"pull_gb_s_{size}", statistics.median(pulled) / 1e9)
-        result.add(f"pull_over_tcp_limit_{size}", statistics.median(over))
-        result.add(f"pull_over_tcp_same_memory_{size}", statistics.median(over_memory))
+            await rates.turn(pull_first=turn % 2 == 1)
+        rates.report(result, size)
         if size == "3m":
             await _costs(result, source, pair, pairs)
         await _same_host(result, pair, size, pairs)
@@ -145,15 +137,52 @@ async def _rates(  # noqa: PLR0917 - one call
     await _without_digests(result, source, directory, size, block_bytes, pairs)
 
 
+class _Rates:
+    """Pulls and runs of the minimal program, in turns, by the clock and by the CPU time of both sides."""
+
+    def __init__(self, source: Child, pair: Pair) -> None:
+        self._source = source
+        self._pair = pair
+        self._rates: dict[str, list[float]] = {name: [] for name in ("pull", "plain", "memory")}
+        #: CPU seconds of target and source.
+        self._cpu = {name: [0.0, 0.0] for name in self._rates}
+
+    async def turn(self, *, pull_first: bool) -> None:
+        """One of each; the pull and the strict limit take turns in going first."""
+        order = ("pull", "plain", "memory") if pull_first else ("plain", "pull", "memory")
+        for name in order:
+            here, there = time.process_time(), self._source.ask("cpu")
+            if name == "pull":
+                rate = await self._pair.pull()
+            else:
+                rate = self._pair.plain(same_memory=name == "memory")
+            self._rates[name].append(rate)
+            self._cpu[name][0] += time.process_time() - here
+            self._cpu[name][1] += self._source.ask("cpu") - there
+
+    def report(self, result: Result, size: str) -> None:
+        """Add the figures."""
+        pull, plain, memory = (self._rates[name] for name in ("pull", "plain", "memory"))
+        busiest = {name: max(sides) for name, sides in self._cpu.items()}
+        result.add(f"tcp_limit_gb_s_{size}", statistics.median(plain) / 1e9)
+        result.add(f"pull_gb_s_{size}", statistics.median(pull) / 1e9)
+        result.add(f"pull_over_tcp_limit_{size}", statistics.median(map(operator.truediv, pull, plain)))
+        result.add(f"pull_over_tcp_same_memory_{size}", statistics.median(map(operator.truediv, pull, memory)))
+        result.add(f"busier_side_cpu_over_tcp_{size}", busiest["plain"] / busiest["pull"])
+        result.add(f"busier_side_cpu_over_tcp_same_memory_{size}", busiest["memory"] / busiest["pull"])
+
+
 async def _costs(result: Result, source: Child, pair: Pair, pairs: int) -> None:
     """CPU of both sides, and the source's event loop, in pulls one after the other."""
-    source.ask("loop")
     cpu = time.process_time() + source.ask("cpu")
-    for _ in range(2 * pairs):
+    for _ in range(pairs):
         await pair.pull()
     spent = time.process_time() + source.ask("cpu") - cpu
+    source.ask("watch")
+    for _ in range(pairs):
+        await pair.pull()
     late = source.ask("loop")
-    result.add("cpu_s_per_gb", spent / (2 * pairs * pair.bytes / 1e9))
+    result.add("cpu_s_per_gb", spent / (pairs * pair.bytes / 1e9))
     result.add("loop_blocked_max_ms", late["max"] * 1000)
     result.add("loop_blocked_p99_ms", late["p99"] * 1000)
 

@@ -45,11 +45,11 @@ def test_pool_transfers_prefixes_and_differences_are_shown(
     result = run("kv", "--node", url)
     assert result.exit_code == 0, result.output
     for words in (
-        "pool 0.50 of 2.00 GB, 160 blocks (40 used again), 3 evicted, 1 of them stored again soon",
+        "pool 0.50 of 2.00 GB, 160 blocks (40 used again), 3 evicted (1 of them came back)",
         "25 % found in the engine's cache, 50 % in the pool",
         "40 blocks, 75 % were here",
         "00ff00ff00ff00ff",
-        "it stopped sending",
+        "last failure of b: it stopped sending",
         "blocks of c cannot be used here: another fingerprint of m",
     ):
         assert words in result.output
