@@ -149,7 +149,7 @@ class Carrier:
 
     @property
     def _whole(self) -> bool:
-        """Whether the last events can be written here: all tokens are there, and can be counted where they have to be."""
+        """Whether the last events can be written here: all tokens are there, and can be counted if they must be."""
         record, ask = self.record, self._asked()
         counted = record.usage or not ask.include_usage or record.prompt_ids is not None
         return record.complete and not record.blind and counted

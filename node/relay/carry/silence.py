@@ -46,7 +46,7 @@ class EngineSigns:
     gap_s: float
     #: Seconds that the prompts which are owed should take.
     owed_s: float
-    #: Whether its processes work; None = cannot be seen.
+    #: Whether its processes work; False: one is stopped. None = cannot be seen.
     working: bool | None
     #: It has shown a first token, and the next one is due. Before, and where nothing is streamed, silence is no news.
     streaming: bool = True
@@ -59,14 +59,14 @@ def patience(gap_s: float) -> float:
 
 def judge_engine(signs: EngineSigns) -> str:
     """Why the engine is taken to hang, empty while it is not."""
-    # Processes that do nothing are no question of speed.
+    # Stopped processes are no question of speed.
     limit = PATIENCE_MIN_S if signs.working is False else patience(signs.gap_s)
     if signs.silent_s < limit:
         return ""
     if signs.others_s < limit and signs.silent_s < TURN_MAX_S:
         return ""
     if signs.working is False:
-        return f"the engine has said nothing for {signs.silent_s:.1f} s and does nothing"
+        return f"the engine has said nothing for {signs.silent_s:.1f} s and is stopped"
     if not signs.streaming:
         return ""
     longer = BUSY_FACTOR * limit if signs.working else limit

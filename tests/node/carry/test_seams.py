@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.errors import RemoteError
+from node.plan import RouteOptions
+from node.prompt import parse_request
 from node.prompt.carriage import CHAT, COMPLETIONS
+from node.relay.attempts import Attempts
+from node.relay.call import Call
 from node.relay.carry import continuation as go_on
 from node.relay.carry.continuation import Asked, CannotCarryError, Strand, asked
 from node.relay.carry.convert import Converter, DivergedError
@@ -320,3 +324,13 @@ def test_a_second_run_can_be_lost_in_its_turn() -> None:
     replay = Replay(record)
     seen += [replay.take(event) for event in answer()]
     assert b"".join(seen) == b"".join(meant)
+
+
+def test_a_target_that_wants_to_be_rid_of_a_request_is_left_out_until_the_next_one_does() -> None:
+    parsed = parse_request(CHAT, json.dumps({"model": "m", "messages": [], "stream": True}).encode())
+    attempt = Attempts(Call("POST", CHAT, [], parsed, "r", RouteOptions(), 0.0), 9.0)
+    attempt.fail("a", "it broke", reached=True)
+    attempt.leave_target("b")
+    assert attempt.options().visited == ("a", "b")
+    attempt.leave_target("c")
+    assert attempt.options().visited == ("a", "c") and not attempt.exhausted

@@ -332,7 +332,8 @@ async def test_a_stream_that_is_asked_to_move_goes_on_elsewhere(nodes: Cluster, 
     member.faulty.faults = [Fault(5, "stall")]
     async with begun(nodes, "a", target, body(CHAT), 5) as answer:
         assert member.node.handovers.running == Running(movable=1, unmovable=0)
-        member.node.drain(60)
+        if target == "a":  # the other one is left out because it asked, whatever its rows say
+            member.node.drain(60)
         assert member.node.handovers.move_all() == 1
         assert normal(await answer.rest()) == normal(whole.body)
     assert 'cause="moved",result="carried"} 1.0' in nodes[0].node.metrics.page().decode()
