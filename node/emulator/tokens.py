@@ -2,7 +2,8 @@
 
 Rules
 1. Tokenizing loses nothing: the pieces joined are the text. A piece is a blank and up to four other characters, or up
-   to four characters that are no blank.
+   to four characters that are no blank. The id of an ASCII piece is the piece itself, so any engine turns it back into
+   text; other pieces are known to the engines that have seen them.
 2. Every emitted token begins with a blank, so the tokens of `prompt + answer` are those of the prompt followed by
    those of the answer, whether they come back as text or as ids.
 3. The next token is a function of all tokens before it. So a prompt with the first k tokens of its answer goes on
@@ -33,7 +34,10 @@ END = WORDS
 END_ONE_IN = 128
 #: Ids lie below: vLLM refuses ids beyond its vocabulary.
 VOCABULARY = 1 << 31
-#: Pieces of prompts remembered, so that their ids can be turned back into text.
+#: ASCII pieces lie from here on: 7 bits for each of four characters, one for the blank before them.
+PLAIN = 1 << 30
+_BLANK = 1 << 28
+#: Other pieces of prompts remembered, so that their ids can be turned back into text.
 MAX_PIECES = 1 << 18
 
 _CONSONANTS, _VOWELS = "bdfgklmnprstvwxz", "aeio"
@@ -69,15 +73,31 @@ class Tokenizer:
         """The text of one id."""
         if 0 <= token < WORDS:
             return self._words[token]
+        if PLAIN <= token < PLAIN + 2 * _BLANK:
+            return _plain_piece(token - PLAIN)
         return "" if token == END else self._pieces.get(token, "\N{REPLACEMENT CHARACTER}")
 
     def _learn(self, piece: str) -> int:
+        if piece.isascii() and "\0" not in piece:
+            return PLAIN + _plain_id(piece)
         digest = xxh3_64_intdigest(piece.encode("utf-8", "surrogatepass"))
-        token = END + 1 + digest % (VOCABULARY - END - 1)
+        token = END + 1 + digest % (PLAIN - END - 1)
         self._pieces[token] = piece
         if len(self._pieces) > MAX_PIECES:
             self._pieces.popitem(last=False)
         return token
+
+
+def _plain_id(piece: str) -> int:
+    number = _BLANK if piece.startswith(" ") else 0
+    for place, letter in enumerate(piece.removeprefix(" ")):
+        number |= ord(letter) << (7 * place)
+    return number
+
+
+def _plain_piece(number: int) -> str:
+    letters = (chr(number >> shift & 0x7F) for shift in (0, 7, 14, 21))
+    return (" " if number & _BLANK else "") + "".join(letters).rstrip("\0")
 
 
 def pack(tokens: Sequence[int]) -> bytes:

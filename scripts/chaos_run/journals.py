@@ -4,6 +4,7 @@ A duplicate decode is two engines that compute tokens for one request at the sam
 better. Rules
 1. An engine that nobody can reach cannot be told: while it, its node, the request's entry or the link between them is
    stopped or cut off, and for `GRACE_S` after that, its work is no duplicate. It is counted apart (`unreachable`).
+   After a cut it is reached when TCP tries again, at doubled intervals: at the latest after as long as the cut lasted.
 2. Work that goes on for at most `GRACE_S` after another engine began is none either: an abort takes a moment, and ends
    a step, never the middle of one.
 """
@@ -114,5 +115,5 @@ def _could_know(first: Work, since: float, troubles: Sequence[Trouble], entry: s
             and trouble.begun <= told + GRACE_S
             and trouble.ended > told
         ):
-            told = trouble.ended
+            told = trouble.ended + (trouble.ended - trouble.begun if trouble.what == "cut" else 0.0)
     return told

@@ -48,8 +48,14 @@ def test_who_could_not_be_told_is_counted_apart() -> None:
 
 
 def test_who_could_be_told_again_has_a_moment_and_no_more() -> None:
-    found = verdict([work("a", 0, 9), work("b", 5, 12)], Trouble("cut", "a", 4.0, 6.0))
+    found = verdict([work("a", 0, 9), work("b", 5, 12)], Trouble("stopped", "a", 4.0, 6.0))
     assert (len(found.duplicates), len(found.unreachable)) == (1, 0)
+
+
+def test_after_a_cut_tcp_tries_again_at_doubled_intervals() -> None:
+    for last, duplicates in ((8.5, 0), (9.5, 1)):
+        found = verdict([work("a", 0, last), work("b", 5, 12)], Trouble("cut", "a", 4.0, 6.0))
+        assert len(found.duplicates) == duplicates
 
 
 def test_a_drain_or_a_trouble_of_others_excuses_nobody() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos_run.plan import KINDS, PlanConfig, Strike, What, make_plan
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 names = st.integers(3, 20).map(lambda count: [f"n{number}" for number in range(count)])
@@ -23,11 +23,13 @@ def spans(plan: tuple[Strike, ...], config: PlanConfig) -> list[tuple[float, flo
     ]
 
 
+@settings(deadline=None)
 @given(names, st.floats(10, 600), st.integers(0, 2**32), configs)
 def test_the_same_seed_gives_the_same_plan(nodes: list[str], seconds: float, seed: int, config: PlanConfig) -> None:
     assert make_plan(nodes, seconds, seed, config) == make_plan(nodes, seconds, seed, config)
 
 
+@settings(deadline=None)
 @given(names, st.floats(10, 600), st.integers(0, 2**32), configs)
 def test_no_node_is_struck_before_it_is_well_and_never_too_many(
     nodes: list[str], seconds: float, seed: int, config: PlanConfig
@@ -43,6 +45,7 @@ def test_no_node_is_struck_before_it_is_well_and_never_too_many(
         assert len(struck) <= most
 
 
+@settings(deadline=None)
 @given(names, st.floats(10, 600), st.integers(0, 2**32), configs)
 def test_a_plan_begins_and_ends_calmly(nodes: list[str], seconds: float, seed: int, config: PlanConfig) -> None:
     for strike in make_plan(nodes, seconds, seed, config):
@@ -53,6 +56,7 @@ def test_a_plan_begins_and_ends_calmly(nodes: list[str], seconds: float, seed: i
         assert KINDS[strike.what].least_s <= strike.lasts_s + 0.001
 
 
+@settings(deadline=None)
 @given(names, st.integers(0, 2**32), st.sets(st.sampled_from(list(What))))
 def test_what_is_left_out_does_not_happen(nodes: list[str], seed: int, without: set[What]) -> None:
     assert without.isdisjoint(strike.what for strike in make_plan(nodes, 300, seed, None, without))

@@ -7,7 +7,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.emulator.tokens import END, WORDS, Tokenizer, answer, block_hashes, pack
+from node.emulator.tokens import END, VOCABULARY, WORDS, Tokenizer, answer, block_hashes, pack
 
 TEXT = st.text(max_size=200)
 
@@ -58,3 +58,11 @@ def test_block_hashes_are_chained_and_seeded() -> None:
     changed = block_hashes(pack([9, *tokens[1:]]), 16)
     assert not set(changed) & set(hashes)
     assert block_hashes(pack(tokens), 16, b"other model")[0] != hashes[0]
+
+
+@given(st.text(st.characters(codec="ascii"), max_size=40))
+def test_ascii_text_is_known_to_an_engine_that_never_saw_it(text: str) -> None:
+    tokens = Tokenizer().encode(text)
+    assert all(0 <= token < VOCABULARY for token in tokens)
+    if "\0" not in text:
+        assert Tokenizer().decode(tokens) == text
