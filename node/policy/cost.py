@@ -13,7 +13,7 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
-   after HALF_LIFE_S, the rest is what is typical.
+   after a half-life, the rest is what is typical.
 2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and SAMPLE
    random others.
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
@@ -51,6 +51,8 @@ class CostConfig:
 
     #: Seconds after which half of a gossiped number is trusted: many gossip intervals, since the target checks it.
     half_life_s: float = 8.0
+    #: The same for requests in its slots, which pass from one to another faster. Two or three gossip intervals.
+    active_half_life_s: float = 2.0
     #: Samples of which half is believed.
     few_samples: float = 10.0
     #: Up to so many candidates all contend; beyond, so many random ones and holders do.
@@ -171,6 +173,8 @@ class Cost:
         left_ms = (load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)) - age_s * 1000
         queue_ms = (trust * left_ms if left_ms > 0 else 0.0) + (1 - trust) * typical.queued_ms + since.sent_ms
         seen = load.running + load.waiting - since.finished
+        if not candidate.is_self:
+            trust = 0.5 ** (age_s / config.active_half_life_s)
         active = (trust * seen if seen > 0 else 0.0) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
         beyond = active + 1 - slots

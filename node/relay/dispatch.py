@@ -149,6 +149,8 @@ class Dispatcher:
                 raise
             if isinstance(outcome, Opened):
                 self._cluster.worked(plan.target)
+                if outcome.upstream.status < 400:
+                    self._cluster.answered(call.parsed, plan.target, outcome.first)
                 return outcome, finish
             finish(False)
             self._learn(attempt, outcome)

@@ -35,6 +35,10 @@ class Cluster(Protocol):
         """Learn that a target answered."""
         ...
 
+    def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
+        """Learn from the first piece of an answer without an error."""
+        ...
+
 
 def unnoticed() -> None:
     """Do nothing: for whoever does not care when a target has taken a request."""
