@@ -3,7 +3,8 @@
 Promises
 1. The target of a plan is live, ready, not draining, serves the model, and is not among the visited.
 2. A refusal says which of these is missing, for which nodes.
-3. The same view, request, time and random generator give the same answer.
+3. A request for a stored response goes to the node that stored it, as far as that is known (`node.stored`).
+4. The same view, request, time and random generator give the same answer.
 
 The receiver of a plan decides on its live state whether it admits. When it is full, the entry puts it on the
 visited list, takes its fresh load vector into the view, and asks again. A plan also says up to which queue its target
@@ -16,7 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from node.eligible import eligible, live_models, no_model, refuse, sources, status
+from node.eligible import eligible, live_models, lost_response, no_model, refuse, sources, status, unknown_response
 from node.oversize import too_large
 from node.plan import MAX_HOPS, MAX_PATIENCE_MS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
@@ -49,9 +50,9 @@ def decide(
     remembers nothing.
     """
     options = options or RouteOptions()
-    model = request.model or _only_model(view)
+    model = request.model or _owners_model(view) or _only_model(view)
     if model is None:
-        return no_model(view)
+        return no_model(view) if request.refers_to is None else unknown_response(request.refers_to)
     refusal = too_large(view, request, model)
     if refusal is not None:
         return refusal
@@ -62,6 +63,11 @@ def decide(
         if isinstance(forced, Refusal):
             return forced
         candidates = [forced]
+    elif view.owner is not None:
+        lost = lost_response(view, request, model)
+        if lost is not None:
+            return lost
+        candidates = [candidate for candidate in candidates if candidate.name == view.owner]
     if not candidates:
         return refuse(view, model, options.visited)
     question = _question(
@@ -81,6 +87,12 @@ def decide(
 def _only_model(view: ClusterView) -> str | None:
     models = live_models(view)
     return models[0] if len(models) == 1 else None
+
+
+def _owners_model(view: ClusterView) -> str | None:
+    """What a stored response is asked for by: any model of its node does, its path names the response."""
+    owner = view.get(view.owner) if view.owner is not None else None
+    return min(owner.models, default=None) if owner is not None else None
 
 
 def _forced(view: ClusterView, model: str, options: RouteOptions) -> Candidate | Refusal:

@@ -39,6 +39,7 @@ from node.plan import Plan
 from node.prompt import ParsedRequest
 from node.relay.downs import Downs
 from node.roster import Roster
+from node.stored import StoredResponses
 from node.view import ClusterView, NodeState
 
 #: A row is renewed several times a second: older than this, in seconds, it says nothing about what happens there now.
@@ -66,6 +67,7 @@ class Registry:
         self.name = name
         self.roster = Roster(name)
         self.circuits = Circuits()
+        self._stored = StoredResponses()
         self._metrics = metrics
         self._downs = downs
         self._own_load = own_load
@@ -131,6 +133,8 @@ class Registry:
         """Return the candidates for a request, now."""
         now = self._clock()
         view = self.roster.view(parsed.chunks, self._own_load(), now)
+        if parsed.refers_to is not None:
+            view = replace(view, owner=self._stored.owner(parsed))
         if not self.circuits:
             return view
         candidates = tuple(
@@ -176,6 +180,10 @@ class Registry:
         """Return the seconds since a node's newest load row was true; infinite for a stranger."""
         node = self.roster.get(target)
         return node.age_s(self._clock()) if node is not None else float("inf")
+
+    def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
+        """Learn from the first piece of an answer without an error."""
+        self._stored.answered(parsed, target, first)
 
     # --- what others ask
 

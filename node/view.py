@@ -107,6 +107,8 @@ class ClusterView:
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     #: Bytes of canonical text per token, learnt per model.
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    #: The node that stored the response which this request refers to, where that is known.
+    owner: str | None = None
     #: Cache shared between views of unchanged candidates: model -> what is typical. Owned by the roster.
     typical: dict[str, Typical] = field(default_factory=dict)
     #: The same for models that do not change: model -> the shortest context that any node serves it with.

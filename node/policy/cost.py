@@ -13,7 +13,7 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
-   after HALF_LIFE_S, the rest is what is typical.
+   after a half-life, the rest is what is typical.
 2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and SAMPLE
    random others.
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
@@ -51,6 +51,8 @@ class CostConfig:
 
     #: Seconds after which half of a gossiped number is trusted: many gossip intervals, since the target checks it.
     half_life_s: float = 8.0
+    #: The same for requests in its slots, which pass from one to another faster. Two or three gossip intervals.
+    active_half_life_s: float = 2.0
     #: Samples of which half is believed.
     few_samples: float = 10.0
     #: Up to so many candidates all contend; beyond, so many random ones and holders do.
@@ -171,6 +173,8 @@ class Cost:
         left_ms = (load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)) - age_s * 1000
         queue_ms = (trust * left_ms if left_ms > 0 else 0.0) + (1 - trust) * typical.queued_ms + since.sent_ms
         seen = load.running + load.waiting - since.finished
+        if not candidate.is_self:
+            trust = 0.5 ** (age_s / config.active_half_life_s)
         active = (trust * seen if seen > 0 else 0.0) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
         beyond = active + 1 - slots
@@ -219,24 +223,27 @@ class Cost:
             return _NO_PULL
         best, saved = _NO_PULL, 0.0
         forced = question.force_source is not None
+        model, matched, pull, load = question.model, question.matched_tokens, self.pull, candidate.load
+        fixed, token, pair = prefill
         for source in holders:
             name = source.name
-            extra = question.matched_tokens.get(name, 0) - held
+            extra = matched.get(name, 0) - held
             if extra <= 0 or name == candidate.name:
                 continue
-            recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
+            # `prefill.ms`, `pull.pull_ms` and `pull.pays`, written out: this is done for every pair of two nodes.
+            recompute_ms = fixed + extra * (token + pair * (held + extra / 2)) - fixed
             if recompute_ms <= saved and not forced:
                 break  # holders come longest first: nobody behind can save as much
-            theirs = question.info(source)
+            theirs = source.models.get(model)
             if theirs is None or theirs.fingerprint != info.fingerprint:
                 continue
-            load = candidate.load
             rtt = load.rtts.get(name)
             if rtt is None:
                 rtt = source.hop_ms if candidate.is_self else candidate.hop_ms
-            net = load.rates.get(name) or self.pull.guess(question.typical.net, rtt)
-            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, net)
-            if not forced and not self.pull.pays(pull_ms, recompute_ms):
+            net = load.rates.get(name) or pull.guess(question.typical.net, rtt)
+            move_s = extra * info.kv_token_bytes * (1 / net + 1 / pull.memory)
+            pull_ms = pull.lookup_ms + rtt + move_s * 1000 + pull.step_ms
+            if not forced and not pull_ms < pull.margin * recompute_ms:
                 continue
             if forced or recompute_ms - pull_ms > saved:
                 saved = recompute_ms - pull_ms

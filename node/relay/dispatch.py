@@ -170,6 +170,8 @@ class Dispatcher:
                 raise
             if isinstance(outcome, Opened):
                 self._cluster.worked(plan.target)
+                if outcome.upstream.status < 400:
+                    self._cluster.answered(call.parsed, plan.target, outcome.first)
                 attempt.leave(self._notes, self._clock(), served=True)
                 if attempt.waited_s > 0:
                     outcome.headers = [*outcome.headers, (QUEUED_HEADER, str(round(attempt.waited_s * 1000)))]

@@ -40,6 +40,10 @@ class Cluster(Protocol):
         """Seconds since a target's newest load row was true; infinite for a stranger."""
         ...
 
+    def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
+        """Learn from the first piece of an answer without an error."""
+        ...
+
 
 def unnoticed() -> None:
     """Do nothing: for whoever does not care when a target has taken a request."""

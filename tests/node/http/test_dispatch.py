@@ -154,6 +154,21 @@ async def test_contradicting_options_are_refused(nodes: Cluster) -> None:
     assert (await ask(a.port, "POST", CHAT, (("x-grapevine-no-pull", "1"),), chat())).status == 200
 
 
+async def test_a_stored_response_is_asked_for_where_it_was_stored(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    b.fake.script = fake.reply(fake.Reply(chunks=(b'{"id":"resp_abc","object":"response"}',)))
+    body = json.dumps({"model": "m", "input": "hi"}).encode()
+    first = await ask(a.port, "POST", "/v1/responses", (("x-grapevine-force-target", "b"),), body)
+    assert first.status == 200
+    for method, path in (("GET", "/v1/responses/resp_abc"), ("POST", "/v1/responses/resp_abc/cancel")):
+        answer = await ask(a.port, method, path, (), b"")
+        assert answer.one("x-grapevine-target") == "b", answer.body
+    body = json.dumps({"model": "m", "input": "and?", "previous_response_id": "resp_abc"}).encode()
+    assert (await ask(a.port, "POST", "/v1/responses", (), body)).one("x-grapevine-target") == "b"
+    assert (await ask(a.port, "GET", "/v1/responses/resp_other", (), b"")).one("x-grapevine-target") == "a"
+
+
 # --- full nodes
 
 

@@ -101,6 +101,7 @@ class PlainCost:
         queued_ms = load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)
         left_ms = max(0.0, queued_ms - age_s * 1000)
         queue_ms = trust * left_ms + (1 - trust) * typical.queued_ms + since.sent_ms
+        trust = 1.0 if candidate.is_self else 0.5 ** (age_s / self.config.active_half_life_s)
         active = trust * max(0, load.active - since.finished) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
         beyond = active + 1 - slots
