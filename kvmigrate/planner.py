@@ -123,6 +123,8 @@ class PeerRates:
     net_bytes_s: float = PRIOR_NET_BYTES_S
     lookup_s: float = PRIOR_LOOKUP_S
     samples: int = 0
+    #: Pulls among them that were large enough to measure the network.
+    rated: int = 0
 
 
 class RateBook:
@@ -139,11 +141,11 @@ class RateBook:
     def pulled(self, name: str, nbytes: int, seconds: float, lookup_s: float) -> None:
         """Learn from a pull: `seconds` in all, `lookup_s` of them before the first block was asked for."""
         old = self.peer(name)
-        rate, transfer_s = old.net_bytes_s, seconds - lookup_s
+        rate, rated, transfer_s = old.net_bytes_s, old.rated, seconds - lookup_s
         if nbytes >= MIN_RATE_BYTES and transfer_s > 0:
-            rate = _mix(old.net_bytes_s, nbytes / transfer_s, old.samples)
+            rate, rated = _mix(old.net_bytes_s, nbytes / transfer_s, rated), rated + 1
         lookup = _mix(old.lookup_s, max(lookup_s, 0.0), old.samples)
-        self._peers[name] = PeerRates(rate, lookup, old.samples + 1)
+        self._peers[name] = PeerRates(rate, lookup, old.samples + 1, rated)
         self._peers.move_to_end(name)
         if len(self._peers) > MAX_PEERS:
             self._peers.popitem(last=False)
@@ -154,8 +156,8 @@ class RateBook:
             self.memory_bytes_s = _mix(self.memory_bytes_s, nbytes / seconds, 1)
 
     def network(self) -> dict[str, float]:
-        """Bytes per second by peer, the one pulled from last first; what the latency vector carries."""
-        return {name: self._peers[name].net_bytes_s for name in reversed(self._peers)}
+        """Measured bytes per second by peer, the one pulled from last first; what the latency vector carries."""
+        return {name: self._peers[name].net_bytes_s for name in reversed(self._peers) if self._peers[name].rated}
 
     def forget(self, name: str) -> None:
         """A peer is gone for good."""

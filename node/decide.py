@@ -3,10 +3,13 @@
 Promises
 1. The target of a plan is live, ready, not draining, serves the model, and is not among the visited.
 2. A refusal says which of these is missing, for which nodes.
-3. The same view, request, time and random generator give the same answer.
+3. A request for a stored response goes to the node that stored it, as far as that is known (`node.stored`).
+4. The same view, request, time and random generator give the same answer.
 
-The receiver of a plan decides on its live state whether it admits. When it refuses, the entry puts it on the
-visited list, takes its fresh load vector into the view, and asks again.
+The receiver of a plan decides on its live state whether it admits. When it is full, the entry puts it on the
+visited list, takes its fresh load vector into the view, and asks again. A plan also says up to which queue its target
+is the better choice (`Plan.patience_ms`): one that has a longer queue by now says so, and is then weighed anew like
+everybody else. So the second choice rests on live state where it matters, and costs a round trip only then.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from node.eligible import eligible, live_models, no_model, refuse, sources, status
-from node.plan import MAX_HOPS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
+from node.eligible import eligible, live_models, lost_response, no_model, refuse, sources, status, unknown_response
+from node.plan import MAX_HOPS, MAX_PATIENCE_MS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
 from node.view import Candidate, ClusterView, Typical, typical_of
@@ -23,6 +26,9 @@ from node.view import Candidate, ClusterView, Typical, typical_of
 #: Output tokens expected where the client set no limit, and the most that one request is weighed with.
 TYPICAL_OUTPUT_TOKENS = 128
 MAX_OUTPUT_TOKENS = 512
+
+#: Targets that may say that their queue is longer than was known; the next one takes the request whatever it has.
+MAX_ASKED = 2
 
 
 def decide(
@@ -43,9 +49,9 @@ def decide(
     remembers nothing.
     """
     options = options or RouteOptions()
-    model = request.model or _only_model(view)
+    model = request.model or _owners_model(view) or _only_model(view)
     if model is None:
-        return no_model(view)
+        return no_model(view) if request.refers_to is None else unknown_response(request.refers_to)
     tokens = request.tokens(view.bytes_per_token.get(model, TYPICAL_BYTES_PER_TOKEN))
     candidates = eligible(view, request, model, tokens, options.visited)
     if options.force_target is not None:
@@ -53,6 +59,11 @@ def decide(
         if isinstance(forced, Refusal):
             return forced
         candidates = [forced]
+    elif view.owner is not None:
+        lost = lost_response(view, request, model)
+        if lost is not None:
+            return lost
+        candidates = [candidate for candidate in candidates if candidate.name == view.owner]
     if not candidates:
         return refuse(view, model, options.visited)
     question = _question(
@@ -66,12 +77,18 @@ def decide(
         commit=commit,
     )
     choice = policy.choose(question, now, rng)
-    return _plan(request, question, choice, policy=policy.name, entry=entry, options=options)
+    return _plan(request, question, choice, policy=policy.name, entry=entry, options=options, now=now)
 
 
 def _only_model(view: ClusterView) -> str | None:
     models = live_models(view)
     return models[0] if len(models) == 1 else None
+
+
+def _owners_model(view: ClusterView) -> str | None:
+    """What a stored response is asked for by: any model of its node does, its path names the response."""
+    owner = view.get(view.owner) if view.owner is not None else None
+    return min(owner.models, default=None) if owner is not None else None
 
 
 def _forced(view: ClusterView, model: str, options: RouteOptions) -> Candidate | Refusal:
@@ -108,6 +125,7 @@ def _question(
         matched_chunks=view.matched,
         unseen=view.unseen,
         typical=_typical(view, model),
+        refused=len(options.visited),
         forbid_pull=options.no_pull,
         force_source=options.force_source,
         every=every,
@@ -131,6 +149,7 @@ def _plan(
     policy: str,
     entry: str,
     options: RouteOptions,
+    now: float,
 ) -> Plan:
     cost, reason = choice.cost, choice.reason
     held = question.matched_tokens.get(cost.name, 0)
@@ -158,5 +177,13 @@ def _plan(
         hops=min(MAX_HOPS, options.hops + (cost.name != entry)),
         visited=options.visited[-MAX_VISITED:],
         deadline_s=options.deadline_s,
+        patience_ms=_patience_ms(choice, entry, options),
         costs=choice.costs,
+        decided_at=now,
     )
+
+
+def _patience_ms(choice: Choice, entry: str, options: RouteOptions) -> float:
+    if choice.target == entry or options.force_target is not None or options.asked >= MAX_ASKED:
+        return 0.0
+    return min(MAX_PATIENCE_MS, float(round(choice.patience_ms)))

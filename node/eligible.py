@@ -22,6 +22,9 @@ OPTIMISTIC = 0.5
 #: Node and model names spelled out in one message.
 _MAX_NAMES = 8
 
+#: Longest id of a response in a message, characters.
+_MAX_ID = 128
+
 _UNAVAILABLE = "service_unavailable_error"
 
 
@@ -129,6 +132,22 @@ def no_model(view: ClusterView) -> Refusal:
             param="model",
         )
     return _unavailable(view, "any model", [c for c in view.candidates if c.state is not NodeState.LEFT], "", ())
+
+
+def unknown_response(response: str) -> Refusal:
+    """The refusal of a request that names nothing but a response that this node never saw."""
+    message = f"The response `{response[:_MAX_ID]}` is not known here: only the node that ran it has it."
+    return Refusal(404, "response_not_found", message, param="response_id")
+
+
+def lost_response(view: ClusterView, request: ParsedRequest, model: str) -> Refusal | None:
+    """The refusal where the node that stored the response is gone for good; None where it may still answer."""
+    owner = view.get(view.owner or "")
+    if owner is not None and owner.state not in (NodeState.DEAD, NodeState.LEFT) and model in owner.models:
+        return None
+    why = "is not here any more" if owner is None else status(owner, model, ()) or "does not serve it any more"
+    message = f"The response `{(request.refers_to or '')[:_MAX_ID]}` was stored by node {view.owner} ({why})."
+    return Refusal(404, "response_not_found", message, param="response_id")
 
 
 def refuse(view: ClusterView, model: str, visited: Sequence[str]) -> Refusal:

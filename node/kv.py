@@ -27,7 +27,7 @@ from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
 from kvmigrate.puller import Puller, PullResult
 from kvmigrate.server import TransferServer
 from node.digest import Changes, PrefixDigest
-from node.flights import Flight, Flights
+from node.flights import MAX_FLIGHTS, Flight, Flights
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
@@ -76,6 +76,9 @@ class KvSide:
         self.hello: link.Hello | None = None
         self._scheduler = False
         self._flights = Flights()
+        #: Prompt tokens that the engine found cached, by request, until its answer is over: it may be reported finished
+        #: before the first byte is here.
+        self._cached: dict[str, int] = {}
         self._lock = threading.Lock()
         self._evictions: deque[bytes | None] = deque(maxlen=MAX_EVICTIONS)
         self._scheduled = False
@@ -140,8 +143,13 @@ class KvSide:
         if call.parsed.prompt_bytes:
             self._flights.add(rid, call.parsed, plan)
 
+    def cached(self, rid: str) -> int | None:
+        """Prompt tokens that the engine found cached, its own and ours; None while it did not report them."""
+        return self._cached.get(rid)
+
     def end(self, rid: str, *, whole: bool) -> None:
         """The answer is over. A connected engine still reports what it filled; any other is guessed at."""
+        self._cached.pop(rid, None)
         if whole and self._scheduler:
             return
         flight = self._flights.pop(rid)
@@ -170,7 +178,7 @@ class KvSide:
         return result.blocks
 
     def _pull_deadline(self, plan: Plan) -> float:
-        recompute_s = plan.prompt_tokens / self._meter.prefill_tps
+        recompute_s = self._meter.prefill.ms(0, plan.prompt_tokens) / 1000
         return min(max(recompute_s, PULL_MIN_S), PULL_MAX_S)
 
     def _note_pull(self, source: str, result: PullResult) -> None:
@@ -228,6 +236,9 @@ class KvSide:
         flight = self._flights.get(event.rid)
         if flight is None:
             return
+        self._cached[event.rid] = cached
+        while len(self._cached) > MAX_FLIGHTS:
+            del self._cached[next(iter(self._cached))]
         flight.prompt_tokens = event.prompt_tokens
         self._metrics.started(flight.predicted, cached, event.prompt_tokens)
         if flight.teaches:
@@ -269,6 +280,7 @@ class KvSide:
         """The engine went down: its requests are gone, and so is a cache that only it held."""
         self._meter.engine_lost(self._clock())
         self._flights.clear()
+        self._cached.clear()
         with self._lock:
             withdrawn = self._digest.lost()
         self._publish(Changes(withdrawn=withdrawn))

@@ -5,8 +5,11 @@ Promises
    fit are left out, the last ones of the mapping first. A datagram of rows has to carry many of them; how far other
    pairs are apart is known from the network coordinates (`gossip.coordinates`).
 2. `decode` raises `RemoteError` and nothing else; every number it returns is finite and within its range.
-3. A rate or latency of 0 means "not measured yet". The reader fills it with what is typical among the peers
-   (`node.view.Typical`), so that a new node is neither shunned nor flooded.
+3. A rate or latency of 0 means "not measured yet", and `samples` says how many recent requests the measured ones
+   rest on. The reader mixes them with what is typical among the peers (`node.view.Typical`), the more the fewer
+   they are, so that a new node is neither shunned nor flooded.
+4. Rows of older versions are read: a plain rate stands for all lengths, its queue is tokens over that rate, and what
+   they measured counts fully.
 
 Age and sequence number travel beside the vector (gossip rows carry both).
 """
@@ -17,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.errors import LocalError, RemoteError
+from node.prefill import MAX_TERM_MS, UNMEASURED, PrefillTime
 from node.wire import NAME, flag, integer, number, pack, unpack_map
 from node.wire import name as node_name
 
@@ -29,6 +33,9 @@ MAX_COUNT = 1_000_000
 MAX_TOKENS = 1_000_000_000
 MAX_RATE = 1e15
 MAX_MS = 1e9
+
+#: Samples from which on measured numbers are taken to be right.
+FULLY = 100.0
 
 _VERSION = 1
 
@@ -50,8 +57,12 @@ class LoadVector:
     queued_tokens: int = 0
     #: Share of the KV cache that running requests hold, 0..1.
     kv_use: float = 0.0
-    #: Prompt tokens computed per second of prefill; tokens per second of one decoding stream.
-    prefill_tps: float = 0.0
+    #: The same in milliseconds, as the node itself expects it: it knows how long each of these prompts is.
+    queued_ms: float = 0.0
+    #: Recent finished requests that the rates and latencies rest on; what is older counts less.
+    samples: float = FULLY
+    #: How long a prompt takes to compute; tokens per second of one decoding stream.
+    prefill: PrefillTime = UNMEASURED
     decode_tps: float = 0.0
     #: Over the last 100 requests: time to first token, mean gap between tokens, whole request.
     ttft_p50_ms: float = 0.0
@@ -69,6 +80,11 @@ class LoadVector:
         """Requests the node has admitted and not finished."""
         return self.running + self.waiting
 
+    @property
+    def prefill_tps(self) -> float:
+        """Prompt tokens computed per second, for a prompt of usual length; 0 = not measured."""
+        return self.prefill.tokens_per_s()
+
     def encode(self) -> bytes:
         """Pack into at most `GOAL_BYTES`; mappings are cut to what fits, keeping their first entries."""
         base = pack({**self._fields(), "r": {}, "b": {}})
@@ -84,8 +100,10 @@ class LoadVector:
         values: dict[str, object] = {"v": _VERSION, "ok": self.ready, "dr": self.draining}
         for key, attribute in _COUNTS.items():
             values[key] = int(getattr(self, attribute))
-        for key, (attribute, _) in _REALS.items():
-            values[key] = float(getattr(self, attribute))
+        for key, (attribute, high) in _REALS.items():
+            values[key] = min(high, float(getattr(self, attribute)))
+        if self.prefill.measured:
+            values["pt"] = [self.prefill.fixed_ms, self.prefill.token_ms, self.prefill.pair_ms]
         return values
 
 
@@ -94,6 +112,8 @@ _COUNTS = {"ru": "running", "wa": "waiting", "sl": "slots", "qt": "queued_tokens
 _COUNT_LIMIT = {"ru": MAX_COUNT, "wa": MAX_COUNT, "sl": MAX_COUNT, "qt": MAX_TOKENS}
 _REALS = {
     "kv": ("kv_use", 1.0),
+    "qm": ("queued_ms", MAX_MS),
+    "sa": ("samples", FULLY),
     "pf": ("prefill_tps", MAX_RATE),
     "de": ("decode_tps", MAX_RATE),
     "t5": ("ttft_p50_ms", MAX_MS),
@@ -125,6 +145,7 @@ def decode(data: bytes) -> LoadVector:
     integer(fields, "v", 1, 1 << 16)  # newer versions only add keys
     counts = {attribute: integer(fields, key, 0, _COUNT_LIMIT[key], 0) for key, attribute in _COUNTS.items()}
     reals = {attribute: number(fields, key, 0.0, high, 0.0) for key, (attribute, high) in _REALS.items()}
+    prefill = _prefill(fields) if "pt" in fields else PrefillTime.of_rate(reals["prefill_tps"])
     return LoadVector(
         ready=flag(fields, "ok"),
         draining=flag(fields, "dr"),
@@ -133,7 +154,9 @@ def decode(data: bytes) -> LoadVector:
         slots=counts["slots"],
         queued_tokens=counts["queued_tokens"],
         kv_use=reals["kv_use"],
-        prefill_tps=reals["prefill_tps"],
+        queued_ms=reals["queued_ms"] if "qm" in fields else _queued_ms(counts["queued_tokens"], prefill),
+        samples=reals["samples"] if "sa" in fields else FULLY,
+        prefill=prefill,
         decode_tps=reals["decode_tps"],
         ttft_p50_ms=reals["ttft_p50_ms"],
         ttft_p95_ms=reals["ttft_p95_ms"],
@@ -144,6 +167,18 @@ def decode(data: bytes) -> LoadVector:
         rtts=_peer_numbers(fields, "r", MAX_MS),
         rates=_peer_numbers(fields, "b", MAX_RATE),
     )
+
+
+def _prefill(fields: Mapping[str, object]) -> PrefillTime:
+    given = fields["pt"]
+    if not isinstance(given, list) or len(given) != len(PrefillTime._fields):
+        raise RemoteError("pt: no three numbers")
+    values = dict(zip(PrefillTime._fields, given, strict=True))
+    return PrefillTime(*(number(values, name, 0.0, MAX_TERM_MS) for name in values))
+
+
+def _queued_ms(tokens: int, prefill: PrefillTime) -> float:
+    return min(MAX_MS, tokens * prefill.token_ms)
 
 
 def _peer_numbers(fields: Mapping[str, object], key: str, high: float) -> dict[str, float]:

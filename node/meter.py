@@ -7,6 +7,8 @@ Promises
    given up after `FORGET_S`.
 3. The engine's own report wins over counting for `REPORT_S`, corrected by what happened since it: an engine that
    we are attached to may serve others too.
+4. What was learnt has a weight, that of the requests it rests on. It fades when none end for `FRESH_S`, and when
+   it is gone the next request begins anew: a node that was slow once is not slow for ever.
 
 A request: dispatched -> (started) -> (prefilled) -> (first byte) -> finished or failed. Engines without our
 connector report only bytes: then the first byte stands for both started and prefilled.
@@ -19,6 +21,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from node.load import LoadVector
+from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, PrefillLearner, PrefillTime, Work
 from node.window import Rate, Window
 
 #: Requests that quantiles are taken over (the seed's latency policy: last 100).
@@ -31,14 +34,14 @@ MAX_REQUESTS = 4096
 FORGET_S = 3600.0
 REPORT_S = 5.0
 
-#: Prefills below this many tokens measure the engine's step, not its rate.
-MIN_PREFILL_TOKENS = 32
+#: Seconds without a finished request after which what was learnt loses weight, and in which it then halves.
+FRESH_S = 60.0
+FADE_S = 60.0
 
 #: Share of the past that one more finished request leaves.
 KEEP = 0.9
 
 #: Until something is measured.
-PRIOR_PREFILL_TPS = 1000.0
 PRIOR_DECODE_TPS = 40.0
 
 
@@ -46,15 +49,16 @@ PRIOR_DECODE_TPS = 40.0
 class _Request:
     dispatched: float
     touched: float
-    #: Prompt tokens left to compute, as far as known.
-    uncached: int
-    #: Nobody else was there when it came: its time to first token is its prefill.
-    alone: bool
+    #: What is left to compute of its prompt, as far as known.
+    work: Work
+    #: A slot was free when it came: it did not wait, so its time to first token is prompts being computed.
+    at_once: bool
     started: bool = False
-    #: Its uncached tokens count as being computed.
+    #: Its prompt counts as being computed.
     begun: bool = False
     prefilled: bool = False
-    #: The connector measured the prefill itself.
+    #: All that there was to compute of it, and whether that taught how long it takes.
+    prompt: Work = NO_WORK
     timed: bool = False
     first_byte: float | None = None
     last_byte: float | None = None
@@ -101,15 +105,20 @@ class LoadMeter:
         self.counts = MeterCounts()
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._windows = _Windows()
-        self._prefill = Rate(KEEP)
+        self._prefill = PrefillLearner()
         self._decode = Rate(KEEP)
+        #: Requests that the windows and rates rest on, faded since the last of them.
+        self._samples = 0.0
+        self._sampled_at = 0.0
         self._report: _Report | None = None
         #: The engine's connector has reported a start: then "not started" means waiting.
         self._sees_starts = False
-        #: Prompt tokens not computed yet: of all requests, and of those being computed since `_progress`.
-        self._ahead = 0
-        self._begun = 0
+        #: Prompts not computed yet: of all requests, and of those being computed since `_progress`.
+        self._ahead = Work()
+        self._begun = Work()
         self._progress = 0.0
+        #: When the engine's connector last reported a prompt done.
+        self._computed_at = -math.inf
 
     def dispatched(self, rid: str, now: float, est_tokens: int, cached_est: int = 0) -> None:
         """The engine got a request of about `est_tokens`, of which about `cached_est` are in its cache."""
@@ -118,9 +127,10 @@ class LoadMeter:
         while len(self._requests) >= MAX_REQUESTS:
             self._settle(self._requests.popitem(last=False)[1])
             self.counts.forgotten += 1
-        request = _Request(now, now, uncached=0, alone=not self._requests)
+        active = len(self._requests)
+        request = _Request(now, now, work=Work(), at_once=active < self.slots if self.slots else not active)
         self._requests[rid] = request
-        self._owe(request, max(0, est_tokens - cached_est))
+        self._owe(request, Work.of(cached_est, est_tokens - cached_est))
         if not self._sees_starts:
             self._begin(request, now)
         self.counts.predicted_cached_tokens += max(0, min(cached_est, est_tokens))
@@ -133,7 +143,7 @@ class LoadMeter:
             return
         request.started = True
         if not request.prefilled:
-            self._owe(request, max(0, prompt_tokens - cached_tokens))
+            self._owe(request, Work.of(cached_tokens, prompt_tokens - cached_tokens))
             self._begin(request, now)
         self.counts.prompt_tokens += max(0, prompt_tokens)
         self.counts.cached_tokens += max(0, min(cached_tokens, prompt_tokens))
@@ -143,9 +153,8 @@ class LoadMeter:
         request = self._touch(rid, now)
         if request is None:
             return
-        if not request.timed and request.started and request.uncached >= MIN_PREFILL_TOKENS:
-            self._prefill.add(request.uncached, seconds)
-        request.timed = True
+        if request.started:
+            self._learn(request, now, min(seconds, now - self._computed_at))
         self._prompt_done(request, now)
 
     def first_byte(self, rid: str, now: float) -> None:
@@ -155,10 +164,9 @@ class LoadMeter:
             return
         request.first_byte = request.last_byte = now
         request.tokens = max(1, request.tokens)
-        ttft = now - request.dispatched
-        self._windows.ttft.add(ttft * 1000)
-        if request.alone and not request.timed and not self._sees_starts and request.uncached >= MIN_PREFILL_TOKENS:
-            self._prefill.add(request.uncached, ttft)
+        self._windows.ttft.add((now - request.dispatched) * 1000)
+        if request.at_once and not self._sees_starts:
+            self._learn(request, now, now - self._progress)
         self._prompt_done(request, now)
 
     def chunk(self, rid: str, now: float, tokens: int = 1) -> None:
@@ -178,6 +186,7 @@ class LoadMeter:
         if request is None:
             return
         self.counts.finished += 1
+        self._sample(now)
         tokens = request.tokens if output_tokens is None else max(0, output_tokens)
         self.counts.output_tokens += tokens
         self._windows.whole.add((now - request.dispatched) * 1000)
@@ -201,7 +210,7 @@ class LoadMeter:
         """The engine is gone, with all its requests; what was learnt about its speed stays."""
         self.counts.failed += len(self._requests)
         self._requests.clear()
-        self._ahead = self._begun = 0
+        self._ahead = self._begun = Work()
         self._report = None
 
     @property
@@ -210,19 +219,27 @@ class LoadMeter:
         return len(self._requests)
 
     @property
-    def prefill_tps(self) -> float:
-        """Prompt tokens per second; a prior until one is measured."""
-        return self._prefill.per_second or PRIOR_PREFILL_TPS
+    def prefill(self) -> PrefillTime:
+        """How long a prompt takes to compute; a prior until one was."""
+        return self._prefill.time if self._prefill.time.measured else PRIOR
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second of one stream; a prior until one is measured."""
         return self._decode.per_second or PRIOR_DECODE_TPS
 
+    def queued_ms(self, now: float) -> float:
+        """Milliseconds until every prompt that is here is computed; of a running one as much is done as time passed."""
+        return self.prefill.ms_of(self._ahead) - self._done_ms(now)
+
     def queued_tokens(self, now: float) -> int:
         """Prompt tokens still to be computed; what the engine has computed of a running prefill is estimated."""
-        done = min(self._begun, int(self.prefill_tps * max(0.0, now - self._progress)))
-        return self._ahead - done
+        begun_ms = self.prefill.ms_of(self._begun)
+        done = self._begun.tokens * self._done_ms(now) / begun_ms if begun_ms > 0 else 0.0
+        return self._ahead.tokens - int(done)
+
+    def _done_ms(self, now: float) -> float:
+        return min(self.prefill.ms_of(self._begun), max(0.0, now - self._progress) * 1000)
 
     def vector(
         self,
@@ -233,7 +250,7 @@ class LoadMeter:
         rtts: dict[str, float] | None = None,
         rates: dict[str, float] | None = None,
     ) -> LoadVector:
-        """The load vector as of `now`. Rates that were never measured are 0."""
+        """The load vector as of `now`. What was never measured is 0."""
         self._forget(now)
         running, waiting = self._occupancy(now)
         windows = self._windows
@@ -245,7 +262,9 @@ class LoadMeter:
             slots=self.slots,
             queued_tokens=self.queued_tokens(now),
             kv_use=self._report.kv_use if self._report is not None else 0.0,
-            prefill_tps=self._prefill.per_second,
+            queued_ms=max(0.0, self.queued_ms(now)),
+            samples=self._weight(now),
+            prefill=self._prefill.time,
             decode_tps=self._decode.per_second,
             ttft_p50_ms=windows.ttft.quantile(0.5),
             ttft_p95_ms=windows.ttft.quantile(0.95),
@@ -260,12 +279,18 @@ class LoadMeter:
     def validate(self) -> None:
         """Every invariant of the books, for tests."""
         assert len(self._requests) <= MAX_REQUESTS
-        assert self._ahead == sum(r.uncached for r in self._requests.values())
-        assert self._begun == sum(r.uncached for r in self._requests.values() if r.begun)
+        for owed, works in (
+            (self._ahead, [r.work for r in self._requests.values()]),
+            (self._begun, [r.work for r in self._requests.values() if r.begun]),
+        ):
+            assert owed.prompts == sum(work.prompts for work in works)
+            assert owed.tokens == sum(work.tokens for work in works)
+            assert math.isclose(owed.pairs, sum(work.pairs for work in works), rel_tol=1e-6, abs_tol=1.0)
+        assert 0 <= self._samples <= WINDOW
         for request in self._requests.values():
-            assert request.uncached >= 0
+            assert request.work.tokens >= 0
             assert request.prefilled or request.first_byte is None
-            assert not request.uncached or not request.prefilled
+            assert not request.work.tokens or not request.prefilled
             assert request.first_byte is None or (request.last_byte or 0) >= request.first_byte
 
     def _occupancy(self, now: float) -> tuple[int, int]:
@@ -294,30 +319,56 @@ class LoadMeter:
         self._requests.move_to_end(rid)
         return request
 
-    def _owe(self, request: _Request, tokens: int) -> None:
-        """It has `tokens` of its prompt left to compute."""
-        self._ahead += tokens - request.uncached
+    def _owe(self, request: _Request, work: Work) -> None:
+        """It has `work` left to compute of its prompt."""
+        self._ahead = self._ahead.minus(request.work).plus(work)
         if request.begun:
-            self._begun += tokens - request.uncached
-        request.uncached = tokens
+            self._begun = self._begun.minus(request.work).plus(work)
+        request.work = request.prompt = work
 
     def _begin(self, request: _Request, now: float) -> None:
         """The engine computes its prompt now."""
         if not request.begun:
-            if not self._begun:
+            if not self._begun.prompts:
                 self._progress = now
             request.begun = True
-            self._begun += request.uncached
+            self._begun = self._begun.plus(request.work)
 
     def _settle(self, request: _Request) -> None:
         """Nothing of its prompt is left to compute."""
-        self._owe(request, 0)
+        prompt = request.prompt
+        self._owe(request, NO_WORK)
+        request.prompt = prompt
 
     def _prompt_done(self, request: _Request, now: float) -> None:
         if not request.prefilled:
             request.prefilled = True
             self._settle(request)
             self._progress = now
+
+    def _learn(self, request: _Request, now: float, seconds: float) -> None:
+        """Its prompt was the one that the engine finished, in `seconds` since it had finished another or had none."""
+        if not request.timed and request.prompt.tokens >= MIN_TOKENS:
+            self._refresh(now)
+            self._prefill.completed(request.prompt, seconds * 1000)
+        request.timed = True
+        self._computed_at = now
+
+    def _weight(self, now: float) -> float:
+        """Requests that what was learnt rests on, as far as it is still fresh."""
+        idle_s = max(0.0, now - self._sampled_at - FRESH_S)
+        return self._samples * math.pow(0.5, idle_s / FADE_S)
+
+    def _sample(self, now: float) -> None:
+        """One more request teaches."""
+        self._refresh(now)
+        self._samples, self._sampled_at = min(float(WINDOW), self._weight(now) + 1), now
+
+    def _refresh(self, now: float) -> None:
+        """Begin anew when something is learnt again and what was learnt before has faded."""
+        if self._samples and self._weight(now) < 1:
+            self._windows, self._decode, self._samples = _Windows(), Rate(KEEP), 0.0
+            self._prefill.forget()
 
     def _end(self, rid: str) -> _Request | None:
         request = self._requests.pop(rid, None)

@@ -5,14 +5,18 @@ Each node has a registry of its own, so that several nodes can live in one proce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from node.decisions import DecisionLog
 from node.history import History
+from node.hits import HitWatch
 from node.plan import Plan, Refusal
 from node.relay.call import Call
 
@@ -23,6 +27,9 @@ _STATUSES = frozenset(int(status) for status in HTTPStatus)
 
 Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
+
+
+_log = logging.getLogger("grapevine.kv")
 
 
 class _Live(Collector):
@@ -43,8 +50,11 @@ class Metrics:
     """Implements `node.relay.dispatch.Notes` and counts what the rest of the node reports."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.registry = CollectorRegistry()
         self.history = History(clock)
+        self.log = DecisionLog()
+        self.hits = HitWatch()
         r = self.registry
         self.requests = Counter("grapevine_requests", "Requests answered to clients.", ("place", "status"), registry=r)
         self.first_byte = Histogram(
@@ -68,6 +78,9 @@ class Metrics:
         )
         self.actual = Counter(
             "grapevine_actual_cached_tokens", "Prompt tokens the engine found in its cache.", registry=r
+        )
+        self.silent = Gauge(
+            "grapevine_silent_zero_hits", "1 while the engine finds nothing cached where much was promised.", registry=r
         )
         self.prompt = Counter("grapevine_prompt_tokens", "Prompt tokens the engine started.", registry=r)
         self.pulls = Counter("grapevine_pulls", "Pulls of KV blocks from peers.", ("reason",), registry=r)
@@ -107,17 +120,27 @@ class Metrics:
         """Note a stay in the waiting room."""
         self.wait.observe(seconds)
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Note an answer or a refusal."""
         place = "refused" if plan is None else "forwarded" if plan.hops else "local"
         self.requests.labels(place, status_label(status)).inc()
         if first_byte_s is not None:
             self.first_byte.labels(place).observe(first_byte_s)
         self.history.answered(place, first_byte_s)
+        self.log.note(call, plan, status, self._clock(), first_byte_s=first_byte_s, told=told)
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """Note an answer that broke off."""
         self.broken.labels("client" if why == "client gone" else "target").inc()
+        self.log.broke(call, why)
 
     def started(self, predicted: int, actual: int, prompt: int) -> None:
         """Note what the engine found cached of a request's prompt, against what was predicted (tokens)."""
@@ -125,6 +148,19 @@ class Metrics:
         self.actual.inc(actual)
         self.prompt.inc(prompt)
         self.history.started(prompt, actual)
+        if self.hits.started(predicted, actual):
+            self._say_hits()
+
+    def _say_hits(self) -> None:
+        self.silent.set(float(self.hits.alarm))
+        if not self.hits.alarm:
+            _log.info("the engine finds prompts in its cache again")
+            return
+        _log.warning(
+            "the engine finds %.0f %% of the prompt tokens that should be in its cache: is prefix caching off, or does "
+            "it render prompts otherwise than they are sent? Routing by prefix gains nothing until then.",
+            100 * self.hits.share,
+        )
 
     def pulled(self, reason: str, blocks: int, size: int, seconds: float, corrupt: int) -> None:
         """Note a pull; ``reason`` is one of the puller's fixed words."""

@@ -26,8 +26,9 @@ from node.relay.upstream import (
 PEER_PREFIX = "/peer"
 PEER_HEADER = "x-grapevine-peer"
 PLAN_HEADER = "x-grapevine-plan"
-#: On a 429: the peer is full, this is not an answer for the client.
+#: On a 429: the peer is full, or its queue is longer than the plan was made for. This is no answer for the client.
 BUSY_HEADER = "x-grapevine-busy"
+FULL, LONGER = "1", "longer"
 #: On any refusal: why the peer cannot run it (draining, engine not ready, ...), not an answer for the client.
 REFUSED_HEADER = "x-grapevine-refused"
 #: Base64 of the peer's load vector, fresh; on refusals and on answers.

@@ -32,6 +32,7 @@ MAX_REASON = 160
 MAX_CHUNKS = 1 << 20
 MAX_TOKENS = 1 << 31
 MAX_DEADLINE_S = 86_400.0
+MAX_PATIENCE_MS = 1e9
 
 FORCE_TARGET = "x-grapevine-force-target"
 FORCE_SOURCE = "x-grapevine-force-source"
@@ -48,6 +49,8 @@ class RouteOptions:
     #: Hops made so far, and nodes that refused it.
     hops: int = 0
     visited: tuple[str, ...] = ()
+    #: Nodes that had a longer queue than was known, and said so instead of taking it.
+    asked: int = 0
     #: Seconds that the whole request may still take; 0 = no limit.
     deadline_s: float = 0.0
     force_target: str | None = None
@@ -81,7 +84,7 @@ def _forced_name(headers: Mapping[str, str], key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where a request runs. Costs are known only at the node that decided."""
+    """Where a request runs."""
 
     rid: str
     model: str
@@ -101,7 +104,16 @@ class Plan:
     visited: tuple[str, ...] = ()
     #: Seconds that the whole request may still take; 0 = no limit.
     deadline_s: float = 0.0
+    #: Milliseconds of queue from which the target should rather say so than take it; 0 = it takes it anyway.
+    patience_ms: float = 0.0
+    #: Known only where it was decided: what each candidate was expected to cost, and when, in monotonic seconds.
     costs: tuple[CandidateCost, ...] = field(default=(), repr=False, compare=False)
+    decided_at: float = field(default=0.0, repr=False, compare=False)
+
+    @property
+    def cost(self) -> CandidateCost | None:
+        """What the target was expected to cost; None where another node decided."""
+        return next((cost for cost in self.costs if cost.name == self.target), None)
 
     def header(self) -> str:
         """The value of `x-grapevine-plan`, at most `MAX_HEADER` long."""
@@ -121,6 +133,7 @@ class Plan:
                 "h": self.hops,
                 "x": list(self.visited),
                 "d": self.deadline_s,
+                "q": self.patience_ms,
             }
         )
         return base64.b64encode(packed).decode()
@@ -154,6 +167,7 @@ def decode_plan(header: str) -> Plan:
         hops=integer(fields, "h", 0, MAX_HOPS, 0),
         visited=tuple(node_name(entry, "plan: visited") for entry in visited),
         deadline_s=number(fields, "d", 0.0, MAX_DEADLINE_S, 0.0),
+        patience_ms=number(fields, "q", 0.0, MAX_PATIENCE_MS, 0.0),
     )
 
 

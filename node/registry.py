@@ -39,6 +39,7 @@ from node.plan import Plan
 from node.prompt import ParsedRequest
 from node.relay.downs import Downs
 from node.roster import Roster
+from node.stored import StoredResponses
 from node.view import ClusterView, NodeState
 
 #: Slow-state keys of prefix chunks: this byte, then the hash, big-endian.
@@ -64,6 +65,7 @@ class Registry:
         self.name = name
         self.roster = Roster(name)
         self.circuits = Circuits()
+        self._stored = StoredResponses()
         self._metrics = metrics
         self._downs = downs
         self._own_load = own_load
@@ -129,6 +131,8 @@ class Registry:
         """Return the candidates for a request, now."""
         now = self._clock()
         view = self.roster.view(parsed.chunks, self._own_load(), now)
+        if parsed.refers_to is not None:
+            view = replace(view, owner=self._stored.owner(parsed))
         if not self.circuits:
             return view
         candidates = tuple(
@@ -144,8 +148,8 @@ class Registry:
         if plan.target == self.name:
             return lambda whole: None
         key = f"{plan.rid}#{next(self._sends)}"
-        uncached = max(0, plan.prompt_tokens - plan.matched_tokens)
-        self.roster.sends.sent(key, plan.target, uncached, self._clock())
+        cost = plan.cost
+        self.roster.sends.sent(key, plan.target, cost.prefill_ms if cost is not None else 0.0, self._clock())
         return lambda whole: self.roster.sends.ended(key)
 
     def busy(self, target: str, load: LoadVector | None) -> None:
@@ -162,6 +166,10 @@ class Registry:
     def worked(self, target: str) -> None:
         """Learn that a target answered."""
         self.circuits.worked(target)
+
+    def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
+        """Learn from the first piece of an answer without an error."""
+        self._stored.answered(parsed, target, first)
 
     # --- what others ask
 

@@ -22,7 +22,7 @@ SLACK_S = 0.05
 @dataclass(slots=True)
 class _Send:
     target: str
-    tokens: int
+    ms: float
     at: float
     #: The target's newest vector includes it.
     seen: bool = False
@@ -42,35 +42,35 @@ class OwnSends:
         """Target -> what its vector does not show; shared, read only."""
         return self._unseen
 
-    def sent(self, rid: str, target: str, tokens: int, now: float) -> None:
-        """A request of `tokens` uncached prompt tokens goes to `target`; a bounced one is sent anew."""
+    def sent(self, rid: str, target: str, ms: float, now: float) -> None:
+        """A request whose prompt should take `ms` to compute goes to `target`; a bounced one is sent anew."""
         self._remove(rid)
         while len(self._sends) >= self.max_sends:
             self._remove(next(iter(self._sends)))
-        send = _Send(target, max(0, tokens), now)
+        send = _Send(target, max(0.0, ms), now)
         self._sends[rid] = send
         self._open.setdefault(target, {})[rid] = send
         old = self._unseen.get(target, _NOTHING)
-        self._unseen[target] = Unseen(old.sent + 1, old.sent_tokens + send.tokens, old.finished)
+        self._unseen[target] = Unseen(old.sent + 1, old.sent_ms + send.ms, old.finished)
 
     def ended(self, rid: str) -> None:
         """The request is over, or its target refused it."""
         send = self._remove(rid)
         if send is not None and send.seen:
             old = self._unseen.get(send.target, _NOTHING)
-            self._unseen[send.target] = Unseen(old.sent, old.sent_tokens, old.finished + 1)
+            self._unseen[send.target] = Unseen(old.sent, old.sent_ms, old.finished + 1)
 
     def vector(self, target: str, as_of: float, rtt_ms: float) -> None:
         """A newer vector of `target` came, true at `as_of` (local clock)."""
         before = as_of - rtt_ms / 2000 - SLACK_S
-        sent = tokens = 0
+        sent, ms = 0, 0.0
         for send in self._open.get(target, {}).values():
             send.seen = send.at <= before
             if not send.seen:
                 sent += 1
-                tokens += send.tokens
+                ms += send.ms
         if sent:
-            self._unseen[target] = Unseen(sent, tokens)
+            self._unseen[target] = Unseen(sent, ms)
         else:
             self._unseen.pop(target, None)
 
@@ -87,7 +87,7 @@ class OwnSends:
         for target, since in self._unseen.items():
             hidden = [send for send in self._open.get(target, {}).values() if not send.seen]
             assert since.sent == len(hidden)
-            assert since.sent_tokens == sum(send.tokens for send in hidden)
+            assert abs(since.sent_ms - sum(send.ms for send in hidden)) < 1e-3 * (1 + since.sent_ms)
 
     def _remove(self, rid: str) -> _Send | None:
         send = self._sends.pop(rid, None)
@@ -99,7 +99,8 @@ class OwnSends:
             del self._open[send.target]
         if not send.seen:
             old = self._unseen[send.target]
-            left = Unseen(old.sent - 1, old.sent_tokens - send.tokens, old.finished)
+            # Rounding leaves nothing behind: without a request there is nothing to compute.
+            left = Unseen(old.sent - 1, max(0.0, old.sent_ms - send.ms) if old.sent > 1 else 0.0, old.finished)
             if left == _NOTHING:
                 del self._unseen[send.target]
             else:

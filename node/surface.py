@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 #: The engine's own metrics passed on: deadline in seconds, most bytes.
 ENGINE_METRICS_S = 3.0
 MAX_ENGINE_METRICS = 8 * 1024 * 1024
-#: Requests that `/gossip/state` shows.
-STATE_ROWS = 50
 
 
 def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
@@ -43,7 +41,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
     return Routes(
         openai=openai,
-        explain=Explain(openai, node.dispatcher, clock),
+        explain=Explain(openai, node.dispatcher, metrics.log, clock),
         peer=PeerRoutes(
             settings,
             registry=registry,
@@ -53,6 +51,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             deadlines=node.deadlines,
             bodies=bodies,
             vector=node.reporter.vector,
+            queued_ms=lambda: node.meter.queued_ms(clock()),
             clock=clock,
         ),
         state=StateRoutes(
@@ -64,16 +63,17 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "gossip": lambda: gossip_state(node.gossip),
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
+                "hits": metrics.hits.snapshot,
             },
-            decisions=lambda: node.recent.rows(STATE_ROWS),
+            decisions=lambda: metrics.log.latest(clock(), ids=not settings.api_key),
         ),
         health=HealthRoutes(registry, metrics, lambda: engine_metrics(node.engine, settings.name)),
         admin=Admin(settings.admin_token, node, KeyAdmin(node), lambda: node.admission.active),
-        page=make_page(node),
+        page=make_page(node, clock),
     )
 
 
-def make_page(node: Node) -> PageRoutes:
+def make_page(node: Node, clock: Callable[[], float]) -> PageRoutes:
     """Return the page's routes; what it shows is read when somebody looks."""
     files, settings = page_files(), node.settings
     picture = Picture(
@@ -84,7 +84,9 @@ def make_page(node: Node) -> PageRoutes:
         describe=node.registry.describe,
         engine=node.engine.snapshot,
         kv=node.kv.snapshot,
-        recent=node.recent,
+        log=node.metrics.log,
+        ids=not settings.api_key,
+        clock=clock,
         past=node.metrics.history,
         flows=node.flows,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from node.load import LoadVector
 from node.models import ModelInfo
+from node.prefill import UNMEASURED, PrefillTime
 
 #: Round trip assumed for a peer that was never measured, in milliseconds.
 UNKNOWN_RTT_MS = 1.0
@@ -77,9 +78,9 @@ class Candidate:
 class Unseen:
     """What this node did to a candidate that the candidate's load vector cannot show yet."""
 
-    #: Requests sent and not finished, their uncached prompt tokens, and requests finished.
+    #: Requests sent and not finished, the milliseconds that computing their prompts should take, requests finished.
     sent: int = 0
-    sent_tokens: int = 0
+    sent_ms: float = 0.0
     finished: int = 0
 
 
@@ -88,11 +89,12 @@ class Typical:
     """What is usual among the candidates for one model: fills what a vector leaves open or has outgrown."""
 
     active: float = 0.0
-    queued_tokens: float = 0.0
-    prefill_tps: float = 0.0
-    decode_tps: float = 0.0
+    queued_ms: float = 0.0
+    prefill: PrefillTime = UNMEASURED
     itl_ms: float = 0.0
     e2e_ms: float = 0.0
+    #: Bytes a second of KV between two nodes that pulled from each other.
+    net: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class ClusterView:
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     #: Bytes of canonical text per token, learnt per model.
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    #: The node that stored the response which this request refers to, where that is known.
+    owner: str | None = None
     #: Cache shared between views of unchanged candidates: model -> what is typical. Owned by the roster.
     typical: dict[str, Typical] = field(default_factory=dict)
     #: The same for models that do not change: model -> the shortest context that any node serves it with.
@@ -120,18 +124,31 @@ class ClusterView:
 
 
 def typical_of(candidates: Iterable[Candidate]) -> Typical:
-    """Means over `candidates`; rates and latencies over those that have measured them."""
+    """Means over `candidates`; rates and latencies over those that have measured them, by how well they have."""
     loads = [candidate.load for candidate in candidates]
     count = max(1, len(loads))
     return Typical(
-        active=sum(load.active for load in loads) / count,
-        queued_tokens=sum(load.queued_tokens for load in loads) / count,
-        prefill_tps=_mean([load.prefill_tps for load in loads if load.prefill_tps > 0]),
-        decode_tps=_mean([load.decode_tps for load in loads if load.decode_tps > 0]),
-        itl_ms=_mean([load.itl_p50_ms for load in loads if load.itl_p50_ms > 0]),
-        e2e_ms=_mean([load.e2e_p50_ms for load in loads if load.e2e_p50_ms > 0]),
+        active=sum(load.running + load.waiting for load in loads) / count,
+        queued_ms=sum(load.queued_ms for load in loads) / count,
+        prefill=_usual([(load.prefill, load.samples) for load in loads if load.prefill.measured]),
+        itl_ms=_mean([(gap_ms(load), load.samples) for load in loads if gap_ms(load) > 0]),
+        e2e_ms=_mean([(load.e2e_p50_ms, load.samples) for load in loads if load.e2e_p50_ms > 0]),
+        net=_mean([(rate, 1.0) for load in loads for rate in load.rates.values() if rate > 0]),
     )
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def gap_ms(load: LoadVector) -> float:
+    """Milliseconds between two tokens of a stream; 0 = not measured."""
+    return load.itl_p50_ms or (1000 / load.decode_tps if load.decode_tps > 0 else 0.0)
+
+
+def _usual(times: list[tuple[PrefillTime, float]]) -> PrefillTime:
+    if not sum(samples for _, samples in times):
+        return UNMEASURED
+    return PrefillTime(*(_mean([(time[term], samples) for time, samples in times]) for term in range(3)))
+
+
+def _mean(values: list[tuple[float, float]]) -> float:
+    """The mean of (value, weight); 0 without any weight."""
+    weight = sum(weight for _, weight in values)
+    return sum(value * weight for value, weight in values) / weight if weight > 0 else 0.0

@@ -60,6 +60,8 @@ def members(node: str | None, as_json: bool, state_dir: Path | None) -> None:
 @click.option("--model", help="Model of the request.  [default: the first one of the node]")
 @click.option("--body", type=click.File("rb"), help="File with a whole request body (- for standard input).")
 @click.option("--api-key", envvar="GRAPEVINE_API_KEY", help="Client API key, where the node wants one.")
+@click.option("--recent", is_flag=True, help="Show the node's last decisions and what came of them instead.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1), help="How many, with --recent.")
 @click.argument("prompt", required=False)
 def explain(  # noqa: PLR0917 - click gives them by name
     node: str | None,
@@ -68,9 +70,19 @@ def explain(  # noqa: PLR0917 - click gives them by name
     model: str | None,
     body: Any,
     api_key: str | None,
+    recent: bool,
+    limit: int,
     prompt: str | None,
 ) -> None:
-    """Show where a chat request with PROMPT would go, and what each node would cost. Runs nothing."""
+    """Show where a chat request with PROMPT would go, and what each node would cost. Runs nothing.
+
+    With --recent, show where the last requests went, and predicted against real times and cached tokens.
+    """
+    if recent:
+        if prompt is not None or body is not None:
+            raise click.UsageError("--recent takes no PROMPT and no --body")
+        _show_recent(find_node(node, state_dir), limit, api_key, as_json=as_json)
+        return
     if (prompt is None) == (body is None):
         raise click.UsageError("give either a PROMPT or a request body with --body FILE")
     url = find_node(node, state_dir)
@@ -88,6 +100,16 @@ def explain(  # noqa: PLR0917 - click gives them by name
         render.show_explanation(answer)
     if "refusal" in answer:
         sys.exit(1)
+
+
+def _show_recent(url: str, limit: int, api_key: str | None, *, as_json: bool) -> None:
+    answer = ask(url, f"/route/recent?limit={limit}", token=api_key)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    from node.cli import render
+
+    render.show_recent(answer)
 
 
 def _first_model(url: str, api_key: str | None) -> str:

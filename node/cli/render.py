@@ -93,6 +93,33 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
         console.print(f"[dim]not {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
 
 
+def show_recent(answer: Mapping[str, Any], console: Console | None = None) -> None:
+    """The table of `/route/recent`, newest first, and how good the forecasts were."""
+    console = console or Console()
+    columns = ("target", "reason", "model", "ago", "status", "predicted", "real", "cached")
+    table = plain_table("last decisions of this node", columns, right=3)
+    for item in answer.get("decisions") or []:
+        table.add_row(
+            escape(str(item.get("target") or "-")),
+            escape(str(item.get("reason") or "-")),
+            escape(str(item.get("model") or "-")),
+            _unit(item.get("ago_s"), "s"),
+            _number(item.get("status")),
+            _unit(item.get("predicted_ms"), "ms"),
+            # The first byte of an answer in one piece is its last: no time to first token.
+            _unit(item.get("ran_ms"), "ms") if item.get("stream") else "-",
+            f"{_number(item.get('cached_tokens'))}/{_number(item.get('predicted_cached_tokens'))}",
+        )
+    console.print(table)
+    forecast = answer.get("forecast")
+    if isinstance(forecast, Mapping) and forecast.get("streams"):
+        console.print(
+            f"{_number(forecast.get('streams'))} streams: median error of the time to the first byte "
+            f"{_percent(forecast.get('error_median'))}; cached tokens {_number(forecast.get('cached_tokens'))} of "
+            f"{_number(forecast.get('predicted_cached_tokens'))} predicted"
+        )
+
+
 def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
     keys = [key for key in _COSTS if key == "node" or any(item.get(key) for item in candidates)]
     table = plain_table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)

@@ -3,7 +3,9 @@
 Rules:
 1. Authenticated: a signature by the cluster key, or without a key the address of a current member.
 2. A plan that names another target is refused, so no request can go in circles.
-3. Every refusal carries `REFUSED_HEADER` (or `BUSY_HEADER` with our fresh load vector), so that the entry can tell
+3. A plan says up to which queue we are the better choice: with a longer one we say so, while somebody else may still
+   be asked (`node.decide`).
+4. Every refusal carries `REFUSED_HEADER` (or `BUSY_HEADER` with our fresh load vector), so that the entry can tell
    it from an answer of our engine.
 """
 
@@ -19,7 +21,7 @@ from node.http.errors import ApiError, ApiFailure
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.load import LoadVector
 from node.metrics import Metrics, status_label
-from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
+from node.peers import BUSY_HEADER, FULL, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
 from node.registry import Registry
 from node.relay.answer import Relay
@@ -45,6 +47,7 @@ class PeerRoutes:
         deadlines: Deadlines,
         bodies: BodyRoom,
         vector: Callable[[], LoadVector],
+        queued_ms: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -55,6 +58,7 @@ class PeerRoutes:
         self._deadlines = deadlines
         self._bodies = bodies
         self._vector = vector
+        self._queued_ms = queued_ms
         self._clock = clock
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -71,6 +75,8 @@ class PeerRoutes:
             return await self._run(call, plan, request)
 
     async def _run(self, call: Call, plan: Plan, request: web.BaseRequest) -> web.StreamResponse:
+        if plan.patience_ms and self._queued_ms() > plan.patience_ms:
+            return self._busy(Busy(plan.target, longer=True))
         outcome = await self._local.open(call, plan, predicted_ms=0.0)
         if isinstance(outcome, Busy):
             return self._busy(outcome)
@@ -123,8 +129,8 @@ class PeerRoutes:
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:
-        self._metrics.served.labels("busy").inc()
-        headers = {BUSY_HEADER: "1", LOAD_HEADER: write_load(busy.load or self._vector())}
+        self._metrics.served.labels("longer" if busy.longer else "busy").inc()
+        headers = {BUSY_HEADER: LONGER if busy.longer else FULL, LOAD_HEADER: write_load(busy.load or self._vector())}
         response = ApiError(429, "node_busy", "This node is full.").response(headers)
         if not request_read:
             response.force_close()

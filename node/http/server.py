@@ -53,6 +53,7 @@ class Routes:
             router.add_all(path, self.openai.serve)
             router.add_all(PEER_PREFIX + path, self.peer.serve)
         router.add("POST", "/route/explain", self.explain.explain)
+        router.add("GET", "/route/recent", self.explain.recent)
         router.add("GET", "/gossip/state", self.state.state)
         router.add("GET", "/gossip/members", self.state.members)
         router.add("GET", "/healthz", self.health.healthz)

@@ -88,4 +88,6 @@ class StateRoutes:
 def _load(load: LoadVector) -> dict[str, object]:
     fields = asdict(load)
     del fields["rtts"], fields["rates"]  # shown beside it, as latency and transfer
+    fields["prefill"] = load.prefill._asdict()
+    fields["prefill_tps"] = load.prefill_tps
     return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}

@@ -76,6 +76,8 @@ class Question:
     matched_chunks: Mapping[str, int] = field(default_factory=dict)
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     typical: Typical = field(default_factory=Typical)
+    #: Nodes that refused this request already, being full.
+    refused: int = 0
     #: Compute the prefix again wherever it is missing / pull from this node and no other.
     forbid_pull: bool = False
     force_source: str | None = None
@@ -96,6 +98,8 @@ class Choice:
     cost: CandidateCost
     reason: str
     costs: tuple[CandidateCost, ...]
+    #: Queue at the target, in milliseconds, up to which it is the better choice; 0 = whatever it is.
+    patience_ms: float = 0.0
 
     @property
     def target(self) -> str:

@@ -2,20 +2,24 @@
 
     total   = hop + queue + pull + prefill + decode + barrier
     hop     = round trip to the candidate
-    queue   = max(queued tokens / prefill rate, requests beyond its slots * request time / slots)
+    queue   = max(prompts queued there, requests beyond its slots * request time / slots)
     pull    = fetching the prefix that a source has and the candidate lacks, where that pays (`node.policy.pull`)
-    prefill = tokens neither held nor pulled / prefill rate
+    prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
     barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it
 
+Times of a candidate are its own, mixed with those typical for the model: where they rest on n recent requests, they
+count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and whom nobody used is tried again.
+
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
-   after HALF_LIFE_S, the rest is what is typical.
+   after a half-life, the rest is what is typical.
 2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and SAMPLE
    random others.
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
    that nobody pulls to be only as good as one who need not.
-4. The target decides on its live state whether it admits; see `node.decide` for the bounces.
+4. The target decides on its live state whether it admits, and whether its queue is what we took it for; see
+   `node.decide`.
 
 Sources: SMG's least_load (queued tokens over throughput, k/(1-k)), Dynamo (prefill left after overlap), best of
 two choices with own sends (shared notes on routing).
@@ -31,13 +35,13 @@ from typing import NamedTuple
 
 from node.models import ModelInfo
 from node.policy.base import CandidateCost, Choice, Question
+from node.policy.explore import explored
 from node.policy.pull import PullModel
+from node.policy.times import times_of
+from node.prefill import PrefillTime
 from node.view import Candidate, Unseen
 
-#: Used where neither the candidate nor its peers have measured anything.
-PRIOR_PREFILL_TPS = 1000.0
-PRIOR_GAP_MS = 25.0
-PRIOR_REQUEST_MS = 1000.0
+#: Requests computed at once by an engine that does not tell.
 PRIOR_SLOTS = 256
 
 
@@ -45,8 +49,12 @@ PRIOR_SLOTS = 256
 class CostConfig:
     """Constants of the formula. Defaults are for engines between a laptop and a data centre."""
 
-    #: Seconds after which half of a gossiped number is trusted. Two or three gossip intervals.
-    half_life_s: float = 2.0
+    #: Seconds after which half of a gossiped number is trusted: many gossip intervals, since the target checks it.
+    half_life_s: float = 8.0
+    #: The same for requests in its slots, which pass from one to another faster. Two or three gossip intervals.
+    active_half_life_s: float = 2.0
+    #: Samples of which half is believed.
+    few_samples: float = 10.0
     #: Up to so many candidates all contend; beyond, so many random ones and holders do.
     few: int = 4
     sample: int = 2
@@ -58,10 +66,12 @@ class CostConfig:
     #: Costs so close to the lowest count as equal: milliseconds, and share of the work before the first token.
     tie_ms: float = 2.0
     tie_share: float = 0.05
+    #: How much longer the target's queue may be than known, beyond what makes the second best as good: milliseconds.
+    patience_ms: float = 20.0
     #: Share of the decoding time that counts against the time to the first token.
     decode_share: float = 0.25
     #: Gaps by which each active request delays ours.
-    active_share: float = 0.5
+    active_share: float = 2.0
     barrier_ms: float = 150.0
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
@@ -88,11 +98,25 @@ class Cost:
         }
         chosen = self._pick([costs[candidate.name] for candidate in contenders], contenders, rng)
         ranked = tuple(sorted(costs.values(), key=_total_ms))
-        return Choice(chosen, _reason(chosen, len(everyone)), ranked)
+        patience_ms = self._patience_ms(chosen, ranked)
+        if holders and chosen.source is None and question.commit and rng.random() < self.pull.explore_share:
+            tried = explored(chosen, question, holders, self.pull, few=self.config.few_samples)
+            if tried is not None:
+                ranked = tuple(tried if cost is chosen else cost for cost in ranked)
+                reason = f"try {tried.source_chunks} chunks from {tried.source}"
+                return Choice(tried, reason, ranked, patience_ms)
+        return Choice(chosen, _reason(chosen, len(everyone)), ranked, patience_ms)
 
     def cost_of(self, candidate: Candidate, question: Question, now: float) -> CandidateCost:
         """The terms of one candidate."""
         return self._cost(candidate, question, self._holders(question), now)
+
+    def _patience_ms(self, chosen: CandidateCost, ranked: tuple[CandidateCost, ...]) -> float:
+        """Until when nobody else is better: its queue as it is known, and what the next one costs more."""
+        if len(ranked) < 2:
+            return 0.0
+        other = ranked[1] if ranked[0] is chosen else ranked[0]
+        return chosen.queue_ms + max(0.0, other.total_ms - chosen.total_ms) + self.config.patience_ms
 
     def _contenders(self, question: Question, rng: random.Random) -> list[Candidate]:
         everyone = question.candidates
@@ -140,26 +164,29 @@ class Cost:
         return holders[: self.config.sources + 1]
 
     def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
-        prefill_tps, gap_ms, request_ms = _rates(candidate, question)
-        name, load, typical, config = candidate.name, candidate.load, question.typical, self.config
+        load, typical, config = candidate.load, question.typical, self.config
+        prefill, gap_ms, request_ms = times_of(load, typical, config.few_samples)
+        name = candidate.name
         age_s = max(0.0, now - candidate.as_of)
         trust = 1.0 if candidate.is_self else 0.5 ** (age_s / config.half_life_s)
         since = question.unseen.get(name, _NOTHING)
-        left = load.queued_tokens - prefill_tps * age_s
-        queued = (trust * left if left > 0 else 0.0) + (1 - trust) * typical.queued_tokens + since.sent_tokens
+        left_ms = (load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)) - age_s * 1000
+        queue_ms = (trust * left_ms if left_ms > 0 else 0.0) + (1 - trust) * typical.queued_ms + since.sent_ms
         seen = load.running + load.waiting - since.finished
+        if not candidate.is_self:
+            trust = 0.5 ** (age_s / config.active_half_life_s)
         active = (trust * seen if seen > 0 else 0.0) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
         beyond = active + 1 - slots
         held = question.matched_tokens.get(name, 0)
         info = candidate.models.get(question.model)
-        pull = self._best_pull(candidate, info, question, holders, held=held, tps=prefill_tps) if holders else _NO_PULL
-        missing = question.prompt_tokens - held - pull.tokens
+        pull = self._best_pull(candidate, info, question, holders, held=held, prefill=prefill) if holders else _NO_PULL
+        cached = held + pull.tokens
         hop_ms = candidate.hop_ms
-        queue_ms = queued / prefill_tps * 1000
         if beyond > 0:
-            queue_ms = max(queue_ms, beyond * request_ms / slots)
-        prefill_ms = missing / prefill_tps * 1000 if missing > 0 else 0.0
+            # After a refusal: another one would send the request into the line, while a slot stands free elsewhere.
+            queue_ms = max(queue_ms, beyond * request_ms / slots) + (request_ms if question.refused else 0.0)
+        prefill_ms = prefill.ms(cached, question.prompt_tokens - cached)
         decode_ms = gap_ms * (config.decode_share * question.output_tokens + config.active_share * active)
         need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
         use = min(config.barrier_top, load.kv_use + need)
@@ -189,7 +216,7 @@ class Cost:
         holders: list[Candidate],
         *,
         held: int,
-        tps: float,
+        prefill: PrefillTime,
     ) -> _Pull:
         """The source that saves most, or none."""
         if info is None or not info.fingerprint or not info.kv_token_bytes:
@@ -201,7 +228,7 @@ class Cost:
             extra = question.matched_tokens.get(name, 0) - held
             if extra <= 0 or name == candidate.name:
                 continue
-            recompute_ms = extra / tps * 1000
+            recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
             if recompute_ms <= saved and not forced:
                 break  # holders come longest first: nobody behind can save as much
             theirs = question.info(source)
@@ -211,7 +238,8 @@ class Cost:
             rtt = load.rtts.get(name)
             if rtt is None:
                 rtt = source.hop_ms if candidate.is_self else candidate.hop_ms
-            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, load.rates.get(name, 0.0))
+            net = load.rates.get(name) or self.pull.guess(question.typical.net, rtt)
+            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, net)
             if not forced and not self.pull.pays(pull_ms, recompute_ms):
                 continue
             if forced or recompute_ms - pull_ms > saved:
@@ -239,17 +267,6 @@ def _certain(everyone: tuple[Candidate, ...], matched: Mapping[str, int]) -> lis
         return [first] if first.is_self else [candidate for candidate in everyone if candidate.is_self]
     holders = {name for name, tokens in matched.items() if tokens}
     return [candidate for candidate in everyone if candidate.name in holders or candidate.is_self]
-
-
-def _rates(candidate: Candidate, question: Question) -> tuple[float, float, float]:
-    """Prefill tokens a second, gap and whole request in ms: its own, those typical for the model, or priors."""
-    load, typical = candidate.load, question.typical
-    gap_ms = load.itl_p50_ms or (1000 / load.decode_tps if load.decode_tps > 0 else 0.0)
-    return (
-        load.prefill_tps or typical.prefill_tps or PRIOR_PREFILL_TPS,
-        gap_ms or typical.itl_ms or PRIOR_GAP_MS,
-        load.e2e_p50_ms or typical.e2e_ms or PRIOR_REQUEST_MS,
-    )
 
 
 def _reason(cost: CandidateCost, candidates: int) -> str:

@@ -6,7 +6,8 @@
 
 n: tokens to fetch, b: bytes of KV per token, step: the engine only takes blocks in at step boundaries.
 The margin keeps a pull that is hardly worth it, and may fail, from being tried. Rates are learnt: the target
-measures how fast it pulls from each peer and gossips it in its latency vector. The formula itself is
+measures how fast it pulls from each peer and gossips it in its latency vector; a pair that never pulled is taken to
+be as fast as others, and tried out with a small pull now and then. The formula itself is
 `kvmigrate.planner`'s; this adds what routing knows.
 """
 
@@ -15,7 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvmigrate import planner
-from kvmigrate.planner import MARGIN, PRIOR_LOOKUP_S, PRIOR_MEMORY_BYTES_S, PRIOR_NET_BYTES_S
+from kvmigrate.planner import MARGIN, MIN_RATE_BYTES, PRIOR_LOOKUP_S, PRIOR_MEMORY_BYTES_S, PRIOR_NET_BYTES_S
+
+#: Round trip from which two nodes are not taken for neighbours, in milliseconds.
+FAR_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,30 @@ class PullModel:
     memory: float = PRIOR_MEMORY_BYTES_S
     #: Share of the recompute time that a pull must stay below.
     margin: float = MARGIN
+    #: Pairs of nodes that never pulled are tried out now and then: in so many of the requests where a network that is
+    #: so many times faster than believed would make it worth while, with so many bytes (`explored`).
+    explore_share: float = 1 / 16
+    explore_faster: float = 16.0
+    explore_bytes: int = 64 << 20
+
+    def guess(self, typical: float, rtt_ms: float) -> float:
+        """Bytes per second between two nodes that never pulled: what is usual here, but no wonders over a long way."""
+        return typical if typical and rtt_ms < FAR_MS else min(typical or self.default_net, self.default_net)
 
     def pull_ms(self, tokens: int, token_bytes: int, rtt_ms: float, net: float) -> float:
         """Milliseconds to fetch `tokens`; `net` bytes per second, 0 = never measured."""
         move_s = planner.move_s(tokens, token_bytes, net or self.default_net, self.memory)
         return self.lookup_ms + rtt_ms + move_s * 1000 + self.step_ms
+
+    def explored(self, tokens: int, token_bytes: int, rtt_ms: float, net: float, recompute_ms: float) -> int:
+        """How many of `tokens` to fetch only to learn how fast that is; 0 = it would teach nothing.
+
+        At least what `kvmigrate.planner` takes for a measurement, and few enough to cost little on a slow network.
+        """
+        best_ms = self.pull_ms(tokens, token_bytes, rtt_ms, net * self.explore_faster)
+        if tokens * token_bytes < 2 * MIN_RATE_BYTES or not self.pays(best_ms, recompute_ms):
+            return 0
+        return min(tokens, max(2 * MIN_RATE_BYTES, self.explore_bytes) // token_bytes)
 
     def pays(self, pull_ms: float, recompute_ms: float) -> bool:
         """Whether fetching beats computing by the margin."""

@@ -30,6 +30,7 @@ class Attempts:
         self.must_wait = False
         self.was_busy = False
         self._bounces = 0
+        self._asked = 0
         self._busy: list[str] = []
         self._broken = 0
         self._failures: dict[str, str] = {}
@@ -42,7 +43,7 @@ class Attempts:
 
     def options(self) -> RouteOptions:
         """The routing options with what was tried."""
-        return replace(self.call.options, visited=(*self._failures, *self._busy))
+        return replace(self.call.options, visited=(*self._failures, *self._busy), asked=self._asked)
 
     def bounce(self, target: str) -> None:
         """A target was full."""
@@ -50,6 +51,10 @@ class Attempts:
         self._busy.append(target)
         self._bounces += 1
         self.must_wait = self._bounces > MAX_BOUNCES
+
+    def longer(self) -> None:
+        """A target has a longer queue than was known: it stays a candidate, with the load that it told."""
+        self._asked += 1
 
     def fail(self, target: str, why: str, *, reached: bool) -> None:
         """A target could not begin. ``reached``: it had the request."""
@@ -69,7 +74,7 @@ class Attempts:
     def again(self) -> None:
         """It is our turn again: those that were full may have a place now."""
         self._busy.clear()
-        self._bounces = 0
+        self._bounces = self._asked = 0
         self.must_wait = False
 
     def leave(self, notes: Notes, now: float) -> None:

@@ -59,10 +59,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The target is full (or draining) and said so at once, with its fresh load where it gave one."""
+    """The target is full (or draining) and said so at once, with its fresh load where it gave one.
+
+    ``longer``: it has room, but a longer queue than the plan was made for.
+    """
 
     target: str
     load: LoadVector | None = None
+    longer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,8 @@ class Dispatcher:
                 raise
             if isinstance(outcome, Opened):
                 self._cluster.worked(plan.target)
+                if outcome.upstream.status < 400:
+                    self._cluster.answered(call.parsed, plan.target, outcome.first)
                 return outcome, finish
             finish(False)
             self._learn(attempt, outcome)
@@ -160,9 +162,12 @@ class Dispatcher:
 
     def _learn(self, attempt: Attempts, outcome: Busy | Failed) -> None:
         if isinstance(outcome, Busy):
-            self._notes.retried("busy")
+            self._notes.retried("longer" if outcome.longer else "busy")
             self._cluster.busy(outcome.target, outcome.load)
-            attempt.bounce(outcome.target)
+            if outcome.longer:
+                attempt.longer()
+            else:
+                attempt.bounce(outcome.target)
             return
         self._notes.retried("failed" if outcome.reached else "refused")
         if not outcome.innocent:
@@ -194,7 +199,7 @@ class Dispatcher:
         idle_s = self._deadlines.idle_s
         relay = Relay(request, opened.upstream, headers, idle_s=idle_s, on_piece=opened.on_piece)
         status = opened.upstream.status
-        self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived)
+        self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived, told=dict(opened.headers))
         try:
             with self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)):
                 response = await relay.run(opened.first)
@@ -225,7 +230,5 @@ def _line(call: Call) -> str:
 
 
 def _begins_after_ms(plan: Plan) -> float:
-    for cost in plan.costs:
-        if cost.name == plan.target:
-            return cost.hop_ms + cost.queue_ms + cost.pull_ms + cost.prefill_ms + cost.barrier_ms
-    return 0.0
+    cost = plan.cost
+    return 0.0 if cost is None else cost.hop_ms + cost.queue_ms + cost.pull_ms + cost.prefill_ms + cost.barrier_ms

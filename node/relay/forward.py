@@ -15,7 +15,7 @@ from collections.abc import Callable
 from node import load as load_vector
 from node.errors import RemoteError
 from node.load import LoadVector
-from node.peers import BUSY_HEADER, LOAD_HEADER, PEER_PREFIX, REFUSED_HEADER, PeerClient
+from node.peers import BUSY_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
 from node.relay.answer import first_piece
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
@@ -40,10 +40,12 @@ _MAX_LOAD_HEADER = 4 * (load_vector.MAX_BYTES // 3 + 1)
 _OF_THE_REQUEST = frozenset({400, 408, 413, 415, 417})
 #: Longest body of a peer's refusal, bytes.
 _MAX_REFUSAL = 16 * 1024
-#: What the target tells about KV that it pulled; goes on to the client.
+#: What the target tells about KV that it pulled; goes on to the client, like all that follows.
 SOURCE_HEADER = "x-grapevine-source"
 PULLED_HEADER = "x-grapevine-pulled-blocks"
-_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER)
+#: Prompt tokens that its engine found cached, its own and pulled ones.
+CACHED_HEADER = "x-grapevine-cached-tokens"
+_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER, CACHED_HEADER)
 
 
 class PeerRunner:
@@ -118,7 +120,7 @@ def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, 
 
 def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | None:
     if BUSY_HEADER in ours and status == 429:
-        return Busy(target, read_load(ours.get(LOAD_HEADER)))
+        return Busy(target, read_load(ours.get(LOAD_HEADER)), longer=ours[BUSY_HEADER] == LONGER)
     if REFUSED_HEADER in ours:
         return Failed(target, ours[REFUSED_HEADER][:200], reached=True, innocent=status in _OF_THE_REQUEST)
     return None

@@ -26,7 +26,7 @@ from node.prompt import splice
 from node.relay.answer import first_piece
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.deadlines import Deadlines
-from node.relay.forward import PULLED_HEADER, SOURCE_HEADER
+from node.relay.forward import CACHED_HEADER, PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
 from node.relay.ports import unnoticed
 from node.relay.upstream import (
@@ -90,6 +90,10 @@ class Kv(Protocol):
 
     async def pull(self, plan: Plan, call: Call) -> int:
         """Pull what the plan's source has; returns the number of blocks, 0 when nothing came. Bounded time."""
+        ...
+
+    def cached(self, rid: str) -> int | None:
+        """Prompt tokens that the engine found cached; None while it did not report them."""
         ...
 
     def end(self, rid: str, *, whole: bool) -> None:
@@ -158,13 +162,15 @@ class LocalRunner:
         if engine_died(upstream.status, first):
             upstream.close()
             raise UpstreamBrokenError("its engine died")
+        cached = self._kv.cached(work.rid)
+        if cached is not None:
+            headers.append((CACHED_HEADER, str(cached)))
         work.answered = upstream.status < 400
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 
     def _prefill_ms(self, plan: Plan) -> float:
         """Milliseconds until the prompt is computed behind everything that is queued, as we know it here."""
-        tokens = self._meter.queued_tokens(self._clock()) + plan.prompt_tokens
-        return tokens / self._meter.prefill_tps * 1000.0
+        return self._meter.queued_ms(self._clock()) + self._meter.prefill.ms(0, plan.prompt_tokens)
 
     def _request(self, work: _Work) -> UpstreamRequest:
         call = work.call

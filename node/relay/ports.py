@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from node.load import LoadVector
@@ -35,6 +35,10 @@ class Cluster(Protocol):
         """Learn that a target answered."""
         ...
 
+    def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
+        """Learn from the first piece of an answer without an error."""
+        ...
+
 
 def unnoticed() -> None:
     """Do nothing: for whoever does not care when a target has taken a request."""
@@ -58,15 +62,26 @@ class Notes(Protocol):
         ...
 
     def retried(self, why: str) -> None:
-        """An attempt ended without an answer: ``busy``, ``refused`` or ``failed``."""
+        """An attempt ended without an answer: ``busy``, ``longer``, ``refused`` or ``failed``."""
         ...
 
     def waited(self, seconds: float) -> None:
         """A request left the waiting room."""
         ...
 
-    def answered(self, call: Call, plan: Plan | None, status: int, *, first_byte_s: float | None) -> None:
-        """A request was answered or refused; ``first_byte_s`` counts from its arrival."""
+    def answered(
+        self,
+        call: Call,
+        plan: Plan | None,
+        status: int,
+        *,
+        first_byte_s: float | None,
+        told: Mapping[str, str] = ...,
+    ) -> None:
+        """A request was answered or refused; ``first_byte_s`` counts from its arrival.
+
+        ``told``: what the target says about its work, headers of ours by lower-case name.
+        """
         ...
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:

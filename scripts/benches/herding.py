@@ -21,7 +21,7 @@ from node.decide import decide
 from node.load import LoadVector
 from node.meter import LoadMeter
 from node.models import ModelInfo
-from node.plan import Plan, RouteOptions
+from node.plan import Refusal, RouteOptions
 from node.policy import make_policy
 from node.prompt import ParsedRequest
 from node.roster import Roster
@@ -181,16 +181,22 @@ class Herd:
 
     def attempt(self, request: Request) -> bool:
         """Decide and ask, up to two bounces. False: nobody had a slot."""
-        entry, visited = request.entry, []
-        for _ in range(MAX_BOUNCES + 1):
+        entry, visited, asked = request.entry, list[str](), 0
+        while len(visited) <= MAX_BOUNCES:
             view = entry.roster.view((), entry.vector(self.now), self.now)
-            options = RouteOptions(rid=request.rid, visited=tuple(visited))
+            options = RouteOptions(rid=request.rid, visited=tuple(visited), asked=asked)
             plan = decide(view, REQUEST, self.policy, self.now, self.rng, entry=entry.name, options=options)
-            assert isinstance(plan, Plan)
+            if isinstance(plan, Refusal):  # everybody was asked
+                return False
+            assert plan.cost is not None
             target = self.by_name[plan.target]
+            if plan.patience_ms and target.meter.queued_ms(self.now) > plan.patience_ms:
+                entry.roster.fresh(target.name, target.vector(self.now), self.now)
+                asked += 1
+                continue
             if target.active < self.setting.slots:
                 if target is not entry:
-                    entry.roster.sends.sent(request.rid, target.name, PROMPT_TOKENS, self.now)
+                    entry.roster.sends.sent(request.rid, target.name, plan.cost.prefill_ms, self.now)
                 self.enqueue(target, request)
                 return True
             entry.roster.fresh(target.name, target.vector(self.now), self.now)

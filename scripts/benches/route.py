@@ -17,6 +17,7 @@ from node.load import LoadVector
 from node.models import ModelInfo
 from node.plan import Plan
 from node.policy import make_policy
+from node.prefill import PrefillTime
 from node.prompt import ParsedRequest, parse_request
 from node.roster import Roster
 from node.view import NodeState
@@ -103,7 +104,8 @@ class Cluster:
                 slots=64,
                 queued_tokens=self.rng.randrange(20_000),
                 kv_use=self.rng.random() * 0.8,
-                prefill_tps=15_000,
+                queued_ms=self.rng.uniform(0, 1300),
+                prefill=PrefillTime(7.5, 0.05, 1.7e-6),
                 itl_p50_ms=16,
                 e2e_p50_ms=8000,
             )

@@ -57,8 +57,8 @@ class World:
 
     @property
     def pull(self) -> PullModel:
-        """The pull formula with this world's network as learnt."""
-        return PullModel(default_net=self.net_bytes_s, memory=self.memory_bytes_s)
+        """The pull formula with this world's memory; how fast the network is has to be found out."""
+        return PullModel(memory=self.memory_bytes_s)
 
 
 class Placing(Protocol):
@@ -87,6 +87,7 @@ class SimCluster:
         self.finished: list[Request] = []
         self.decisions = 0
         self.bounces = 0
+        self.asked = 0
         self._rosters = [self._roster() for _ in range(min(world.rosters, world.nodes))]
 
     def _roster(self) -> Roster:
@@ -163,11 +164,14 @@ class SimCluster:
         """Seconds until the blocks are there; they are put into the target's cache when the request begins."""
         keys = request.arrival.blocks
         have = node.engine.cache.match(keys, len(keys))
-        held = source.engine.cache.match(keys, len(keys))
+        held = source.engine.cache.match(keys, min(len(keys), request.pull_limit))
         size = max(0, held - have) * BLOCK_TOKENS * self.world.engine.kv_token_bytes
         model = self.world.pull
         begin = max(self.now + model.lookup_ms / 1000, source.link_free)
         source.link_free = begin + size / self.world.net_bytes_s
+        node.rates.pulled(
+            source.name, size, model.lookup_ms / 1000 + size / self.world.net_bytes_s, model.lookup_ms / 1000
+        )
         request.pulled, request.pull_to = max(0, held - have) * BLOCK_TOKENS, held
         return source.link_free - self.now + self.world.rtt_s + size / self.world.memory_bytes_s
 
@@ -208,6 +212,11 @@ class SimCluster:
         self._sync(entry, self._rosters[number])
         return replace(seen, candidates=tuple(candidates), unseen=entry.sends.unseen)
 
+    def fresh(self, entry: SimNode, target: SimNode) -> None:
+        """A target refused, and told its load: to all who share the roster, though only one of them asked."""
+        roster = self._rosters[entry.number % len(self._rosters)]
+        roster.fresh(target.name, target.vector(self.now), self.now)
+
     def _sync(self, entry: SimNode, roster: Roster) -> None:
         """Compare our own sends with the vectors that came since."""
         for name in list(entry.sends.unseen) + list(entry.synced):
@@ -225,24 +234,31 @@ class Grapevine:
 
     def __call__(self, cluster: SimCluster, request: Request, now: float) -> tuple[int, int | None]:
         """Decide; a full target bounces it."""
-        entry, visited = cluster.nodes[request.entry], []
+        entry, visited, asked = cluster.nodes[request.entry], list[str](), 0
         parsed = parsed_request(request.arrival)
-        for bounce in range(MAX_BOUNCES + 1):
+        while True:
             cluster.decisions += 1
-            options = RouteOptions(rid=request.rid, visited=tuple(visited))
+            options = RouteOptions(rid=request.rid, visited=tuple(visited), asked=asked)
             plan = decide(
                 cluster.view(request, now), parsed, self.policy, now, cluster.rng, entry=entry.name, options=options
             )
-            assert isinstance(plan, Plan)
+            assert isinstance(plan, Plan) and plan.cost is not None
             target = cluster.nodes[int(plan.target[1:])]
-            if bounce == MAX_BOUNCES or len(target.requests) < target.config.max_num_seqs:
+            if plan.patience_ms and target.meter.queued_ms(now) > plan.patience_ms:
+                cluster.asked += 1
+                asked += 1
+            elif len(visited) == MAX_BOUNCES or len(target.requests) < target.config.max_num_seqs:
                 break
-            cluster.bounces += 1
-            visited.append(plan.target)
+            else:
+                cluster.bounces += 1
+                visited.append(plan.target)
+            cluster.fresh(entry, target)
         request.predicted = plan.matched_tokens
         if target is not entry:
-            entry.sends.sent(request.rid, target.name, request.arrival.tokens - request.predicted, now)
+            entry.sends.sent(request.rid, target.name, plan.cost.prefill_ms, now)
             entry.synced.setdefault(target.name, -1.0)
+        if plan.source is not None:
+            request.pull_limit = plan.chunks
         return target.number, None if plan.source is None else int(plan.source[1:])
 
 

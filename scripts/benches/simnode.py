@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from benches.traces import Arrival
+from kvmigrate.planner import RateBook
 from node.emulator import Action, Done, EmulatedEngine, EngineConfig, Evicted, Job, Started, Stored, Tokens
 from node.load import LoadVector
 from node.meter import LoadMeter
@@ -22,8 +23,9 @@ class Request:
     #: What was predicted to be cached, what was pulled and what really was cached. Tokens.
     predicted: int = 0
     pulled: int = 0
-    #: Blocks from the first on that the source had.
+    #: Blocks from the first on that the source had, as far as they are asked for.
     pull_to: int = 0
+    pull_limit: int = 1 << 30
     cached: int = 0
     started: float = 0.0
     first: float = 0.0
@@ -42,6 +44,7 @@ class SimNode:
     config: EngineConfig
     engine: EmulatedEngine = field(init=False)
     meter: LoadMeter = field(init=False)
+    rates: RateBook = field(default_factory=RateBook)
     sends: OwnSends = field(default_factory=OwnSends)
     #: Targets with open sends of ours, and the vectors they were last compared with.
     synced: dict[str, float] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class SimNode:
     def vector(self, now: float) -> LoadVector:
         """The load vector, as a node with our connector has it."""
         self.meter.engine_load(now, self.engine.running, self.engine.waiting, self.engine.cache.use)
-        return self.meter.vector(now, ready=True, draining=False)
+        return self.meter.vector(now, ready=True, draining=False, rates=self.rates.network())
 
     def begin(self, request: Request, now: float) -> None:
         """The engine gets a request."""

@@ -94,6 +94,11 @@ def test_rates_are_learnt_per_peer_and_small_transfers_teach_only_the_fixed_time
     assert book.peer("fast").net_bytes_s == pytest.approx(1 << 30)
     assert 0.002 < book.peer("fast").lookup_s < 0.4
     assert book.peer("unknown").samples == 0
+    # The prior is no measurement: small pulls do not tell it to the peers, and the first large one replaces it.
+    book.pulled("new", 1000, 0.5, 0.4)
+    assert set(book.network()) == {"fast", "slow"}
+    book.pulled("new", 1 << 33, 1.0, 0.0)
+    assert book.network()["new"] == 1 << 33
 
 
 def test_averages_follow_a_change_within_a_few_pulls() -> None:

@@ -42,6 +42,14 @@ EXPLAINED = {
     "candidates": [{"node": "a", "total_ms": 12.345, "source": None}, {"node": "b", "total_ms": 99.0, "source": "a"}],
     "excluded": [{"node": "c", "why": "not ready"}],
 }
+RECENT = {
+    "decisions": [
+        {"target": "a", "reason": "prefix 6 chunks", "model": "m", "ago_s": 3.0, "status": 200, "predicted_ms": 40.2,
+         "ran_ms": 44.9, "stream": True, "cached_tokens": 768, "predicted_cached_tokens": 800},
+        {"target": None, "reason": "refused", "status": 503},
+    ],
+    "forecast": {"streams": 1, "error_median": 0.105, "cached_tokens": 768, "predicted_cached_tokens": 800},
+}  # fmt: skip
 REFUSED = {"refusal": {"status": 404, "code": "model_not_found", "message": "The model `x` does not exist."}}
 
 
@@ -52,6 +60,7 @@ def answers() -> dict[str, tuple[int, object]]:
         "/gossip/members": (200, {"cluster": "home", "self": "a", "members": [{"name": "a", "state": "alive"}]}),
         "/v1/models": (200, {"data": [{"id": "SmolLM2"}]}),
         "/route/explain": (200, EXPLAINED),
+        "/route/recent?limit=20": (200, RECENT),
     }
 
 
@@ -167,6 +176,18 @@ def test_an_error_of_the_node_is_told(
     answers["/gossip/state"] = (200, b"<html>")
     result = run("state", "--node", url)
     assert (result.exit_code, "does not answer as a Grapevine node" in result.output) == (1, True)
+
+
+def test_recent_decisions_are_a_table_with_what_came_of_them(
+    run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]
+) -> None:
+    result = run("explain", "--recent", "--node", url, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    for shown in ("prefix 6 chunks", "40 ms", "45 ms", "768/800", "503", "10 %"):
+        assert shown in result.output, result.output
+    assert json.loads(run("explain", "--recent", "--json", "--node", url).output) == RECENT
+    assert {path for path, _ in asked} == {"/route/recent?limit=20"}
+    assert run("explain", "--recent", "hello", "--node", url).exit_code == 2
 
 
 def test_a_prompt_is_explained_for_the_first_model(

@@ -79,3 +79,30 @@ def test_sessions_have_their_long_pauses_cut_and_their_blocks_joined() -> None:
     assert second.at - first.at == traces.MAX_PAUSE_S
     assert len(first.blocks) == len(second.blocks) == 2
     assert first.blocks[0] == second.blocks[0] and first.blocks[1] != second.blocks[1]
+
+
+def hot_prefix(requests: int, shared: int, rate: float) -> list[Arrival]:
+    """Every prompt begins with the same blocks, and ends with one of its own."""
+    rng, at, arrivals = random.Random(5), 0.0, []
+    for number in range(requests):
+        at += rng.expovariate(rate)
+        blocks = (*range(shared), 1_000_000 + number)
+        arrivals.append(Arrival(at, len(blocks) * BLOCK_TOKENS + 100, 20, blocks))
+    return arrivals
+
+
+def test_a_prefix_that_every_prompt_shares_spreads_over_the_nodes_before_its_first_holder_drowns() -> None:
+    """Affinity alone would send everything to one node, which cannot take it all."""
+    trace = hot_prefix(400, 16, rate=16.0)
+    config = WORLD.engine
+    one = config.timing.prefill(16 * BLOCK_TOKENS, BLOCK_TOKENS + 100)
+    assert 16.0 * one > 1.0  # more than one node can take, though its prefix is cached
+    cluster = SimCluster(WORLD, Grapevine(Cost(pull=WORLD.pull)))
+    found = outcome(cluster.run(trace), cluster)
+    holders = [node for node in cluster.nodes if all(block in node.engine.cache for block in range(16))]
+    central = SimCluster(WORLD, oracle)
+    best = outcome(central.run(trace), central)
+    assert len(holders) >= 4 and found.hit_ratio > 0.85 and found.imbalance < 1.2
+    assert found.ttft_mean < 1.3 * best.ttft_mean
+    # Each node computes it at most once, all of them at the very beginning.
+    assert sum(request.cached < 16 * BLOCK_TOKENS for request in cluster.finished) <= WORLD.nodes

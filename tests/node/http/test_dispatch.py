@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -12,7 +13,7 @@ import pytest
 from node.engine.events import EngineState
 from node.http import intake
 from node.meta import NodeMeta
-from node.peers import BUSY_HEADER, PLAN_HEADER, REFUSED_HEADER
+from node.peers import BUSY_HEADER, LONGER, PLAN_HEADER, REFUSED_HEADER
 from node.plan import MAX_VISITED, Plan
 from node.relay import dispatch
 from node.relay.attempts import MAX_BROKEN
@@ -153,6 +154,21 @@ async def test_contradicting_options_are_refused(nodes: Cluster) -> None:
     assert (await ask(a.port, "POST", CHAT, (("x-grapevine-no-pull", "1"),), chat())).status == 200
 
 
+async def test_a_stored_response_is_asked_for_where_it_was_stored(nodes: Cluster) -> None:
+    a, b = await nodes.add("a"), await nodes.add("b")
+    await nodes.agree()
+    b.fake.script = fake.reply(fake.Reply(chunks=(b'{"id":"resp_abc","object":"response"}',)))
+    body = json.dumps({"model": "m", "input": "hi"}).encode()
+    first = await ask(a.port, "POST", "/v1/responses", (("x-grapevine-force-target", "b"),), body)
+    assert first.status == 200
+    for method, path in (("GET", "/v1/responses/resp_abc"), ("POST", "/v1/responses/resp_abc/cancel")):
+        answer = await ask(a.port, method, path, (), b"")
+        assert answer.one("x-grapevine-target") == "b", answer.body
+    body = json.dumps({"model": "m", "input": "and?", "previous_response_id": "resp_abc"}).encode()
+    assert (await ask(a.port, "POST", "/v1/responses", (), body)).one("x-grapevine-target") == "b"
+    assert (await ask(a.port, "GET", "/v1/responses/resp_other", (), b"")).one("x-grapevine-target") == "a"
+
+
 # --- full nodes
 
 
@@ -180,6 +196,29 @@ async def test_a_busy_node_tells_its_fresh_load(nodes: Cluster) -> None:
     assert load is not None and load.active == 1 and load.ready
     gate.open()
     await held[0]
+
+
+async def test_a_node_whose_queue_grew_says_so_and_the_next_best_takes_the_request(nodes: Cluster) -> None:
+    a = await nodes.add("a", models=["other"])
+    b, c = await nodes.add("b"), await nodes.add("c")
+    await nodes.agree()
+    c.node.meter.dispatched("x", time.monotonic(), 30_000)  # half a minute of prompts, known to everybody
+    await a.until(lambda: a.node.registry.roster.get("c").load.queued_ms > 20_000)  # type: ignore[union-attr]
+    b.node.reporter.tick = lambda: None  # type: ignore[method-assign]
+    b.node.meter.dispatched("y", time.monotonic(), 300_000)  # five minutes, known to nobody
+    answer = await ask(a.port, "POST", CHAT, (), chat())
+    assert answer.status == 200 and answer.one("x-grapevine-target") == "c"
+    assert a.node.metrics.retries.labels("longer")._value.get() == 1
+    assert a.node.registry.roster.get("b").load.queued_ms > 200_000  # type: ignore[union-attr]
+
+
+async def test_a_plan_without_patience_is_run_whatever_the_queue(nodes: Cluster) -> None:
+    b = await nodes.add("b")
+    b.node.meter.dispatched("y", time.monotonic(), 300_000)
+    for patience_ms, status in ((1000.0, 429), (400_000.0, 200), (0.0, 200)):
+        plan = Plan(rid="r", model="m", entry="a", target="b", hops=1, patience_ms=patience_ms).header()
+        answer = await ask(b.port, "POST", "/peer" + CHAT, ((PLAN_HEADER, plan),), chat())
+        assert answer.status == status and (status == 200 or answer.one(BUSY_HEADER) == LONGER)
 
 
 async def test_a_request_waits_for_a_place_and_gets_the_first_that_is_free(nodes: Cluster) -> None:

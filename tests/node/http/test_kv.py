@@ -29,6 +29,8 @@ class Pair:
     def __init__(self, nodes: Cluster) -> None:
         self.nodes = nodes
         self.connectors: dict[str, FakeConnector] = {}
+        #: An answer waits until its node has read the reports, as any real one is long after them.
+        self.patient = False
 
     async def add(self, name: str, fingerprint: bytes = kv.FINGERPRINT) -> Member:
         member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01)
@@ -54,6 +56,8 @@ class Pair:
             kv.store(pool, hashes[here:])
             connector.send(m.Filled(rid, hashes, TOKENS))
             connector.send(m.Finished(rid))
+            if self.patient:
+                await member.until(lambda: member.node.kv.cached(rid) is not None)
             await fake.answer_chat(exchange)
 
         return script
@@ -137,7 +141,7 @@ async def test_a_shared_prefix_goes_to_its_holder_from_any_entry(pair: Pair) -> 
     a, b = await warmed(pair)
     for entry in (a, b):
         answer = await send(entry)
-        assert answer.one("x-grapevine-target") == "a", answer.headers
+        assert answer.one("x-grapevine-target") == "a", (await ask(entry.port, "GET", "/route/recent", (), b"")).body
 
 
 async def test_forced_onto_another_node_the_blocks_are_pulled_before_the_engine_sees_it(pair: Pair) -> None:
@@ -192,6 +196,17 @@ async def test_what_the_pool_drops_is_withdrawn_everywhere(pair: Pair) -> None:
     a.node.kv.pool.clear()
     await b.until(lambda: _published(b, "a") == 0)
     assert _published(a, "a") == 0
+
+
+async def test_the_entry_logs_what_the_targets_engine_found(pair: Pair) -> None:
+    _, b = await warmed(pair)
+    pair.patient = True
+    answers = [await send(b, *force("a")) for _ in range(8)]
+    told = [answer.one("x-grapevine-cached-tokens") for answer in answers]
+    assert told == [str(TOKENS)] * 8
+    log = json.loads((await ask(b.port, "GET", "/route/recent?limit=8", (), b"")).body)["decisions"]
+    assert all(entry["cached_tokens"] == TOKENS for entry in log)
+    assert all(entry["target"] == "a" and entry["predicted_cached_tokens"] > 0 for entry in log)
 
 
 async def test_predicted_is_compared_with_actual(pair: Pair) -> None:

@@ -30,6 +30,7 @@ from node.metrics import Metrics
 from node.models import ModelInfo
 from node.peers import AVOID_FIRST_S, AVOID_MAX_S, Circuits
 from node.plan import Plan
+from node.policy import CandidateCost
 from node.prompt import ParsedRequest
 from node.publisher import CHUNKS_PER_TICK, Publisher
 from node.registry import Registry, chunk_key
@@ -370,10 +371,11 @@ def test_a_peer_that_was_restarted_starts_clean() -> None:
 
 def test_what_was_sent_is_unseen_until_it_ends() -> None:
     world = World()
-    plan = Plan(rid="r", model="m", entry="me", target="b", prompt_tokens=50, matched_tokens=20)
+    cost = CandidateCost("b", 40.0, prefill_ms=30.0)
+    plan = Plan(rid="r", model="m", entry="me", target="b", costs=(cost,))
     ends = [world.registry.sent(plan) for _ in range(2)]
     since = world.registry.view(ParsedRequest("/v1/x", "m")).unseen["b"]
-    assert (since.sent, since.sent_tokens) == (2, 60)
+    assert (since.sent, since.sent_ms) == (2, 60.0)
     for end in ends:
         end(True)
     assert "b" not in world.registry.view(ParsedRequest("/v1/x", "m")).unseen

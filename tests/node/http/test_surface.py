@@ -183,6 +183,19 @@ async def test_the_page_loads_nothing_from_elsewhere(nodes: Cluster) -> None:
     assert (await get(a.port, "/page/nothing.js")).status == 404
 
 
+async def test_recent_decisions_can_be_read_back(nodes: Cluster) -> None:
+    a = await nodes.add("a")
+    await ask(a.port, "POST", CHAT, (), chat())
+    await ask(a.port, "POST", CHAT, (), chat("nope"))
+    told = json.loads((await get(a.port, "/route/recent")).body)
+    refused, run = told["decisions"]
+    assert (run["target"], run["status"], run["policy"]) == ("a", 200, "cost") and run["cost"]["node"] == "a"
+    assert run["ran_ms"] <= run["first_byte_ms"] and (refused["status"], refused["target"]) == (404, None)
+    assert len(json.loads((await get(a.port, "/route/recent?limit=1")).body)["decisions"]) == 1
+    bad = await get(a.port, "/route/recent?limit=-1")
+    assert bad.status == 400 and "limit" in bad.body.decode()
+
+
 async def test_explain_runs_nothing(nodes: Cluster) -> None:
     a, b = await nodes.add("a"), await nodes.add("b")
     await nodes.agree()
@@ -302,6 +315,7 @@ async def test_client_keys_guard_the_api_and_stay_here(nodes: Cluster) -> None:
     assert wrong.status == 401 and json.loads(wrong.body)["error"]["code"] == "invalid_api_key"
     assert (await get(a.port, "/v1/models")).status == 401
     assert (await ask(a.port, "POST", "/route/explain", (), chat())).status == 401
+    assert (await ask(a.port, "GET", "/route/recent", (), b"")).status == 401
     for target in (a, b):
         forced = (bearer("k2"), ("x-grapevine-force-target", target.name))
         assert (await ask(a.port, "POST", CHAT, forced, chat())).status == 200

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from node.decide import decide
 from node.load import LoadVector
 from node.models import ModelInfo
 from node.plan import Plan, Refusal, RouteOptions
 from node.policy import Policy, make_policy
+from node.prefill import PrefillTime
 from node.prompt import ParsedRequest
 from node.view import Candidate, ClusterView, NodeState, Unseen
 
@@ -35,13 +37,20 @@ def node(
     served = models or (info(),)
     return Candidate(
         name=name,
-        load=LoadVector(ready=ready, **load),  # type: ignore[arg-type]
+        load=vector(ready=ready, **load),
         as_of=NOW - age_s,
         state=state,
         is_self=is_self,
         rtt_ms=rtt_ms,
         models={model.id: model for model in served},
     )
+
+
+def vector(*, prefill_tps: float = 0.0, **fields: object) -> LoadVector:
+    """A load vector; a plain rate stands for all lengths, and its queue is tokens over that rate."""
+    given = {"prefill": PrefillTime.of_rate(prefill_tps), **fields}
+    load = LoadVector(**given)  # type: ignore[arg-type]
+    return load if "queued_ms" in fields else replace(load, queued_ms=load.queued_tokens * load.prefill.token_ms)
 
 
 def view(

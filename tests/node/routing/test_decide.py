@@ -301,3 +301,32 @@ def test_a_decision_among_a_hundred_nodes_takes_well_under_a_millisecond() -> No
     taken = decide_time(large(1000), request(2000))
     print(f"decide among 1000: {taken * 1e6:.0f} us")
     assert taken < 0.002
+
+
+def test_an_adapter_runs_only_where_it_is_loaded_however_busy_and_its_blocks_are_not_pulled() -> None:
+    lora = ModelInfo("lora", kind="adapter", parent=MODEL, max_model_len=8192)
+    free, busy = node("a", info(), is_self=True), node("b", info(), lora, prefill_tps=1e3, queued_ms=60_000.0)
+    also = node("c", info(), lora, prefill_tps=1e3, queued_ms=1e6)
+    plan = planned(ask(view(free, busy, also, matched={"c": 2}), request(2000, model="lora"), no_pull=False))
+    assert plan.target == "b" and plan.source is None
+    gone = refused(ask(view(free), request(model="lora")))
+    assert (gone.status, gone.code) == (404, "model_not_found")
+
+
+def test_revisions_under_one_name_share_requests_and_never_blocks() -> None:
+    """Their fingerprints differ: each holds its own prefix, and a node of the other revision computes it again."""
+    old = node("a", info(fingerprint=b"1" * 16, revision="v1"), prefill_tps=10.0, queued_ms=1e7)
+    new = node("b", info(fingerprint=b"2" * 16, revision="v2"), prefill_tps=10.0)
+    plan = planned(ask(view(old, new, matched={"a": 3}), request(1000)))
+    assert (plan.target, plan.source, plan.matched_tokens) == ("b", None, 0)
+    third = node("c", info(fingerprint=b"1" * 16, revision="v1"), prefill_tps=10.0)
+    plan = planned(ask(view(old, third, matched={"a": 3}), request(1000)))
+    assert (plan.target, plan.source) == ("c", "a")
+
+
+def test_of_nodes_with_the_adapter_those_with_room_for_the_prompt_are_taken() -> None:
+    short = ModelInfo("lora", kind="adapter", parent=MODEL, max_model_len=1024)
+    long = ModelInfo("lora", kind="adapter", parent=MODEL, max_model_len=16_384)
+    seen = view(node("a", short, is_self=True), node("b", long, prefill_tps=1e3, queued_ms=60_000.0))
+    assert planned(ask(seen, request(4000, model="lora"))).target == "b"
+    assert planned(ask(seen, request(100, model="lora"))).target == "a"

@@ -22,6 +22,7 @@ from node.load import LoadVector
 from node.models import ModelInfo
 from node.plan import Plan, RouteOptions
 from node.policy import Policy, make_policy
+from node.prefill import PrefillTime
 from node.prompt import ParsedRequest
 from node.roster import Roster
 from node.view import NodeState
@@ -47,7 +48,8 @@ class Server:
             waiting=len(self.queue),
             slots=SLOTS,
             queued_tokens=64 * len(self.queue),
-            prefill_tps=5000 / self.slow,
+            queued_ms=64 * len(self.queue) / 5 * self.slow,
+            prefill=PrefillTime.of_rate(5000 / self.slow),
             itl_p50_ms=gap,
             e2e_p50_ms=SERVICE_S * self.slow * 1000,
         )
@@ -145,12 +147,12 @@ class Cluster:
                 entry=entry.name,
                 options=RouteOptions(rid=rid, visited=visited),
             )
-            assert isinstance(plan, Plan)
+            assert isinstance(plan, Plan) and plan.cost is not None
             target = self.servers[plan.target]
             full = target.running + len(target.queue) >= SLOTS
             if not full or bounce == self.bounces:
                 if target is not entry:
-                    entry.roster.sends.sent(rid, target.name, 64, now)
+                    entry.roster.sends.sent(rid, target.name, plan.cost.prefill_ms, now)
                 return target
             entry.roster.fresh(target.name, target.load(), now)
             visited = (*visited, target.name)

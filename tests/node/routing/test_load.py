@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.errors import LocalError, RemoteError
-from node.load import GOAL_BYTES, LoadVector, decode
+from node.load import FULLY, GOAL_BYTES, LoadVector, decode
 from node.plan import Plan, decode_plan
+from node.prefill import PrefillTime
 
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 REAL = st.floats(0, 1e6, width=32)
@@ -24,7 +25,9 @@ VECTORS = st.builds(
     slots=st.integers(0, 10_000),
     queued_tokens=st.integers(0, 10_000_000),
     kv_use=st.floats(0, 1, width=32),
-    prefill_tps=REAL,
+    queued_ms=REAL,
+    samples=st.floats(0, 100, width=32),
+    prefill=st.builds(PrefillTime, REAL, REAL, REAL),
     decode_tps=REAL,
     ttft_p50_ms=REAL,
     ttft_p95_ms=REAL,
@@ -88,6 +91,8 @@ def test_a_damaged_vector_is_within_its_ranges_or_a_remote_error(vector: LoadVec
     "change",
     [
         {"kv": 1.5}, {"kv": float("nan")}, {"pf": float("inf")}, {"pf": -1.0}, {"ru": -1}, {"ru": True}, {"ru": 1.5},
+        {"pt": []}, {"pt": [1.0, 2.0]}, {"pt": [1.0, -2.0, 0.0]}, {"pt": [1.0, "x", 0.0]}, {"pt": {"a": 1.0}},
+        {"pt": [1.0, float("nan"), 0.0]}, {"sa": -1.0}, {"qm": float("inf")},
         {"ru": 1 << 62}, {"ok": 1}, {"ok": None}, {"r": [1]}, {"r": {"a b": 1.0}}, {"r": {"a": "x"}}, {"r": {1: 1.0}},
         {"v": 0},
     ],
@@ -101,6 +106,18 @@ def test_nonsense_in_a_field_is_a_remote_error(change: dict[str, object]) -> Non
 def test_a_newer_version_with_more_fields_is_read() -> None:
     fields = msgpack.unpackb(LoadVector(ready=True, running=3).encode())
     assert decode(msgpack.packb({**fields, "v": 2, "new": [1]})).running == 3
+
+
+def test_a_row_of_an_older_version_is_read() -> None:
+    """It has one rate for all lengths, no queue in milliseconds, and says nothing of samples."""
+    fields = msgpack.unpackb(LoadVector(ready=True, queued_tokens=1500).encode())
+    for key in ("qm", "sa", "pt"):
+        fields.pop(key, None)
+    old = decode(msgpack.packb({**fields, "pf": 500.0}))
+    assert old.prefill == PrefillTime(0.0, 2.0, 0.0) and old.queued_ms == 3000.0 and old.samples == FULLY
+    assert not decode(msgpack.packb({**fields, "pf": 0.0})).prefill.measured
+    tiny = decode(msgpack.packb({**fields, "pf": 5e-324}))
+    assert math.isfinite(tiny.queued_ms) and decode(tiny.encode()).queued_tokens == 1500
 
 
 PLANS = st.builds(
@@ -118,6 +135,7 @@ PLANS = st.builds(
     hops=st.integers(0, 4),
     visited=st.lists(NAMES, max_size=8).map(tuple),
     deadline_s=st.floats(0, 1000, width=32),
+    patience_ms=st.floats(0, 1000, width=32),
 )
 
 

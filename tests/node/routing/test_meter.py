@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.load import LoadVector
-from node.meter import FORGET_S, MAX_REQUESTS, PRIOR_DECODE_TPS, PRIOR_PREFILL_TPS, REPORT_S, LoadMeter
+from node.meter import FADE_S, FORGET_S, FRESH_S, MAX_REQUESTS, PRIOR_DECODE_TPS, REPORT_S, LoadMeter
+from node.prefill import PRIOR, PrefillTime
 from node.window import Rate, Window
 
 
@@ -48,7 +49,7 @@ def test_nothing_measured_is_sent_as_nothing_and_used_as_a_prior() -> None:
     meter = LoadMeter()
     load = vector(meter, 0.0)
     assert (load.prefill_tps, load.decode_tps, load.ttft_p50_ms, load.e2e_p50_ms) == (0, 0, 0, 0)
-    assert (meter.prefill_tps, meter.decode_tps) == (PRIOR_PREFILL_TPS, PRIOR_DECODE_TPS)
+    assert (meter.prefill, meter.decode_tps) == (PRIOR, PRIOR_DECODE_TPS)
 
 
 def test_quantiles_are_over_the_last_hundred() -> None:
@@ -92,14 +93,85 @@ def test_events_in_the_wrong_order_do_no_harm() -> None:
     assert meter.counts.unknown == 2 and vector(meter, 2.3).running == 0
 
 
-def test_an_engine_without_a_connector_teaches_prefill_by_a_lone_request() -> None:
-    meter = LoadMeter(slots=4)
-    meter.dispatched("r", 0.0, 1000)
-    meter.first_byte("r", 2.0)
-    assert vector(meter, 2.0).prefill_tps == pytest.approx(500.0)
-    meter.dispatched("s", 2.0, 1000)  # beside r
-    meter.first_byte("s", 20.0)
-    assert vector(meter, 20.0).prefill_tps == pytest.approx(500.0)
+def test_an_engine_without_a_connector_teaches_prefill_by_requests_that_found_a_free_slot() -> None:
+    for slots, teaches in ((0, False), (1, False), (4, True)):
+        meter = LoadMeter(slots=slots)
+        meter.dispatched("r", 0.0, 1000)
+        meter.first_byte("r", 2.0)
+        assert vector(meter, 2.0).prefill_tps == pytest.approx(500.0)
+        meter.dispatched("s", 2.0, 1000)  # beside r
+        meter.first_byte("s", 6.0)
+        assert vector(meter, 6.0).prefill_tps == pytest.approx(1000 / 3.0 if teaches else 500.0, rel=0.02)
+
+
+def test_a_prompt_that_waited_for_another_ones_computation_is_not_charged_with_it() -> None:
+    meter = LoadMeter(slots=8)
+    for rid, at in (("a", 0.0), ("b", 0.0), ("c", 0.5)):
+        meter.dispatched(rid, at, 1000)
+        meter.started(rid, at, 1000, 0)
+    meter.prefilled("a", 1.0, 1.0)
+    meter.prefilled("b", 3.0, 3.0)  # behind a
+    meter.prefilled("c", 3.0, 2.5)  # in the same step as b
+    load = vector(meter, 3.0)
+    assert load.prefill_tps == pytest.approx(1000.0, rel=0.05) and load.queued_ms == 0
+
+
+def test_a_first_byte_that_overtakes_the_engines_report_does_not_take_its_place() -> None:
+    meter = LoadMeter(slots=8)
+    for number in range(3):
+        at = 10.0 * number
+        meter.dispatched("r", at, 1000)
+        meter.started("r", at + 1.9, 1000, 0)  # reported late, with the step
+        meter.first_byte("r", at + 2.0)
+        meter.prefilled("r", at + 2.1, 2.0)
+        meter.finished("r", at + 2.2)
+    assert vector(meter, 30.0).prefill_tps == pytest.approx(500.0)
+
+
+def test_the_queue_in_milliseconds_knows_how_long_each_prompt_is() -> None:
+    true = PrefillTime(20.0, 0.1, 2e-6)
+    meter, now = LoadMeter(slots=8), 0.0
+    for number in range(120):
+        tokens = (200, 2_000, 40_000)[number % 3]
+        meter.dispatched("r", now, tokens)
+        meter.started("r", now, tokens, 0)
+        now += true.ms(0, tokens) / 1000
+        meter.prefilled("r", now, true.ms(0, tokens) / 1000)
+        meter.finished("r", now)
+    for rid, tokens in (("short", 500), ("long", 60_000)):
+        meter.dispatched(rid, now, tokens)
+    assert meter.queued_ms(now) == pytest.approx(true.ms(0, 500) + true.ms(0, 60_000), rel=0.05)
+    meter.started("long", now, 60_000, 50_000)
+    assert meter.queued_ms(now) == pytest.approx(true.ms(0, 500) + true.ms(50_000, 10_000), rel=0.1)
+
+
+def taught(meter: LoadMeter, count: int, seconds: float, now: float) -> float:
+    """So many requests one after the other, half of each the prompt."""
+    for number in range(count):
+        rid = f"{now}.{number}"
+        meter.dispatched(rid, now, 1000)
+        meter.first_byte(rid, now + seconds)
+        now += 2 * seconds
+        meter.finished(rid, now)
+    return now
+
+
+def test_what_was_learnt_loses_weight_when_nothing_ends_any_more() -> None:
+    meter = LoadMeter()
+    now = taught(meter, 8, 1.0, 0.0)
+    assert vector(meter, now).samples == 8
+    assert vector(meter, now + FRESH_S).samples == 8
+    assert vector(meter, now + FRESH_S + FADE_S).samples == pytest.approx(4)
+    late = vector(meter, now + FRESH_S + 20 * FADE_S)
+    assert late.samples < 0.01 and late.e2e_p50_ms == pytest.approx(2000.0)  # still shown
+
+
+def test_what_has_faded_is_not_mixed_with_what_is_learnt_anew() -> None:
+    meter = LoadMeter()
+    now = taught(meter, 50, 10.0, 0.0)
+    now = taught(meter, 1, 1.0, now + FRESH_S + 10 * FADE_S)
+    load = vector(meter, now)
+    assert (load.samples, load.e2e_p50_ms, load.prefill_tps) == (1, pytest.approx(2000.0), pytest.approx(1000.0))
 
 
 def test_without_starts_slots_tell_who_waits() -> None:

@@ -12,6 +12,7 @@ from node.chunks import CHUNK_BYTES, MAX_CHUNKS, chunk_hashes
 from node.eligible import eligible, sources
 from node.policy import Choice, Question
 from node.policy.cost import Cost, CostConfig
+from node.policy.pull import PullModel
 from node.view import Candidate, ClusterView, NodeState, Unseen, typical_of
 from tests.node.routing.building import MODEL, NOW, PRINT, info, node, request
 from tests.node.routing.plain.cost import PlainCost
@@ -52,6 +53,7 @@ def drawn_node(rng: random.Random, number: int) -> Candidate:
         e2e_p50_ms=some(rng.uniform(100, 20_000)),
         rtts={f"n{rng.randrange(9)}": 2.0},
         rates={f"n{rng.randrange(9)}": rng.uniform(1e8, 2e10)},
+        samples=rng.choice([0.0, 3.0, 100.0]),
     )
 
 
@@ -61,7 +63,7 @@ def drawn_view(rng: random.Random) -> ClusterView:
     return ClusterView(
         candidates=candidates,
         matched={name: rng.randrange(1, 40) for name in names if rng.random() < 0.3},
-        unseen={name: Unseen(rng.randrange(9), rng.randrange(9000), rng.randrange(9)) for name in names[::2]},
+        unseen={name: Unseen(rng.randrange(9), rng.uniform(0, 9000), rng.randrange(9)) for name in names[::2]},
     )
 
 
@@ -81,6 +83,7 @@ def question(view: ClusterView, candidates: list[Candidate], rng: random.Random)
         forbid_pull=rng.random() < 0.2,
         force_source=f"n{rng.randrange(9)}" if rng.random() < 0.1 else None,
         every=rng.random() < 0.2,
+        refused=rng.choice([0, 0, 1]),
     )
 
 
@@ -97,7 +100,7 @@ def test_the_fast_and_the_plain_decision_are_the_same(seed: int) -> None:
     if not found:
         return
     put = question(view, found, rng)
-    fast = Cost().choose(put, NOW, random.Random(seed))
+    fast = Cost(pull=PullModel(explore_share=0.0)).choose(put, NOW, random.Random(seed))
     plain = PlainCost().choose(put, NOW, random.Random(seed))
     assert told(fast) == told(plain)
 
@@ -114,7 +117,7 @@ def test_the_comparison_bites_when_one_constant_differs() -> None:
         found = eligible(view, request(900), MODEL, 900, ())
         if found:
             put = question(view, found, rng)
-            other = Cost(CostConfig(half_life_s=2.1)).choose(put, NOW, random.Random(seed))
+            other = Cost(CostConfig(half_life_s=8.4)).choose(put, NOW, random.Random(seed))
             differ += told(other) != told(PlainCost().choose(put, NOW, random.Random(seed)))
     assert differ > 10
 

@@ -14,7 +14,8 @@ from node.errors import LocalError
 from node.models import ModelInfo
 from node.policy import POLICIES, CandidateCost, Choice, Policy, Question, make_policy
 from node.policy.cost import Cost, CostConfig
-from node.policy.pull import PullModel
+from node.policy.pull import FAR_MS, PullModel
+from node.prefill import PrefillTime
 from node.view import Candidate, Typical, Unseen
 from tests.node.routing.building import MODEL, NOW, info, node
 
@@ -84,24 +85,59 @@ def test_the_cost_of_an_idle_peer_is_hop_prefill_and_decode() -> None:
     assert (cost.barrier_ms, cost.total_ms) == (0.0, 2503.0)
 
 
-def test_the_queue_is_gossiped_tokens_worked_off_trusted_by_age_plus_own_sends() -> None:
-    # 2 s old at half-life 2 s: (4000 - 2 s * 500) / 2 + 600 typical / 2 + 200 own = 2000 tokens / 500 a second
+def test_the_queue_is_the_gossiped_one_worked_off_trusted_by_age_plus_own_sends() -> None:
+    # 8 s old at half-life 8 s: (10 s - 8 s) / 2 + 600 ms typical / 2 + 200 ms own
     cost = terms(
         Cost(),
-        node("b", prefill_tps=500.0, queued_tokens=4000, age_s=2.0),
-        typical=Typical(queued_tokens=600),
-        unseen={"b": Unseen(sent=1, sent_tokens=200)},
+        node("b", prefill_tps=500.0, queued_ms=10_000.0, age_s=8.0),
+        typical=Typical(queued_ms=600.0),
+        unseen={"b": Unseen(sent=1, sent_ms=200.0)},
     )
-    assert cost.queue_ms == pytest.approx(4000.0)
+    assert cost.queue_ms == pytest.approx(1000 + 300 + 200)
+
+
+def test_the_queue_of_one_who_measured_no_rate_is_its_tokens_at_the_usual_one() -> None:
+    typical = Typical(prefill=PrefillTime.of_rate(500.0))
+    assert terms(Cost(), node("b", queued_tokens=1000, queued_ms=7.0), typical=typical).queue_ms == 2000.0
+
+
+def test_a_prompt_takes_its_tokens_what_lies_before_each_and_a_fixed_time() -> None:
+    b = node("b", prefill=PrefillTime(50.0, 0.1, 1e-4))
+    assert terms(Cost(), b).prefill_ms == pytest.approx(50 + 100 + 1e-4 * 1000 * 500)
+    held = terms(Cost(), b, matched_tokens={"b": 600})
+    assert held.prefill_ms == pytest.approx(50 + 40 + 1e-4 * 400 * (600 + 200))
+
+
+def test_times_that_rest_on_few_requests_are_mixed_with_what_is_usual() -> None:
+    typical = Typical(prefill=PrefillTime.of_rate(1000.0), itl_ms=20.0)
+    for samples, share in ((0.0, 1.0), (10.0, 0.5), (100.0, 1 / 11)):
+        b = node("b", prefill_tps=100.0, itl_p50_ms=120.0, samples=samples)
+        cost = terms(Cost(), b, typical=typical)
+        assert cost.prefill_ms == pytest.approx(10_000 - share * 9000)
+        assert cost.decode_ms == pytest.approx(0.25 * 100 * (120 - share * 100))
+
+
+def test_after_a_refusal_one_who_is_full_too_counts_a_whole_request_more() -> None:
+    full = node("b", running=4, slots=4, e2e_p50_ms=800.0)
+    assert terms(Cost(), full, refused=1).queue_ms - terms(Cost(), full).queue_ms == 800.0
+    free = node("b", running=3, slots=4, e2e_p50_ms=800.0)
+    assert terms(Cost(), free, refused=1) == terms(Cost(), free)
+
+
+def test_patience_is_the_queue_at_which_the_next_one_is_as_good() -> None:
+    b, c = node("b", prefill_tps=1000.0, queued_tokens=100), node("c", prefill_tps=1000.0, queued_tokens=600)
+    choice = choose(Cost(CostConfig(patience_ms=20.0)), question(b, c))
+    assert choice.target == "b" and choice.patience_ms == pytest.approx(100 + 500 + 20)
+    assert choose(Cost(), question(b)).patience_ms == 0.0
 
 
 def test_this_nodes_own_numbers_are_trusted_fully() -> None:
     cost = terms(
         Cost(),
         node("a", is_self=True, prefill_tps=500.0, queued_tokens=4000, running=2, itl_p50_ms=20.0),
-        typical=Typical(queued_tokens=600, active=50),
+        typical=Typical(queued_ms=600.0, active=50),
     )
-    assert (cost.hop_ms, cost.queue_ms, cost.decode_ms) == (0.0, 8000.0, 500.0 + 20.0)
+    assert (cost.hop_ms, cost.queue_ms, cost.decode_ms) == (0.0, 8000.0, 500.0 + 80.0)
 
 
 def test_requests_beyond_the_slots_wait_for_one_to_end() -> None:
@@ -111,15 +147,16 @@ def test_requests_beyond_the_slots_wait_for_one_to_end() -> None:
 
 
 def test_active_requests_press_on_decoding() -> None:
-    # .25 * 100 * 20 + .5 * (8 - 2 finished + 1 sent) * 20
+    # .25 * 100 * 20 + 2 * (8 - 2 finished + 1 sent) * 20
     cost = terms(Cost(), node("b", running=8, itl_p50_ms=20.0), unseen={"b": Unseen(sent=1, finished=2)})
-    assert cost.decode_ms == pytest.approx(570.0)
+    assert cost.decode_ms == pytest.approx(780.0)
 
 
 def test_a_gap_is_taken_from_the_decode_rate_or_from_what_is_typical() -> None:
     assert terms(Cost(), node("b", decode_tps=50.0)).decode_ms == pytest.approx(500.0)
     assert terms(Cost(), node("b"), typical=Typical(itl_ms=30.0)).decode_ms == pytest.approx(750.0)
-    assert terms(Cost(), node("b"), typical=Typical(prefill_tps=100.0)).prefill_ms == pytest.approx(10_000.0)
+    usual = Typical(prefill=PrefillTime.of_rate(100.0))
+    assert terms(Cost(), node("b"), typical=usual).prefill_ms == pytest.approx(10_000.0)
 
 
 def test_the_barrier_grows_near_a_full_cache() -> None:
@@ -185,6 +222,13 @@ def test_only_what_the_target_lacks_is_pulled() -> None:
 def test_the_learnt_rate_and_round_trip_between_target_and_source_count() -> None:
     target = node("a", prefill_tps=100.0, rates={"b": 8e6}, rtts={"b": 7.0})
     assert pulling(target, node("b")).pull_ms == pytest.approx(2 + 7 + 100 + 400 + 10)
+
+
+def test_a_pair_that_never_pulled_is_taken_to_be_as_fast_as_others_here_unless_it_is_far() -> None:
+    target, typical = node("a", prefill_tps=100.0, rates={"c": 9e6}), Typical(net=8e6)
+    assert pulling(target, node("b"), typical=typical).pull_ms == pytest.approx(2 + 1 + 100 + 400 + 10)
+    far = node("a", prefill_tps=100.0, rtt_ms=FAR_MS)
+    assert pulling(far, node("b"), typical=typical).pull_ms == pytest.approx(2 + FAR_MS + 800 + 400 + 10)
 
 
 def slow(name: str, *models: ModelInfo) -> Candidate:

@@ -178,7 +178,7 @@ class Sends(RuleBasedStateMachine):
     @invariant()
     def books(self) -> None:
         self.sends.validate()
-        assert all(u.sent >= 0 and u.sent_tokens >= 0 and u.finished >= 0 for u in self.sends.unseen.values())
+        assert all(u.sent >= 0 and u.sent_ms >= 0 and u.finished >= 0 for u in self.sends.unseen.values())
 
 
 TestSends = Sends.TestCase

@@ -1,46 +1,19 @@
-"""The first, plain form of `node.policy.cost`: what the faster one must decide alike. Kept as it was."""
+"""The plain form of `node.policy.cost`, one statement for each term: what the faster one must decide alike."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from node.policy.base import CandidateCost, Choice, Question
+from node.policy.cost import CostConfig
 from node.policy.pull import PullModel
+from node.policy.times import PRIOR_GAP_MS, PRIOR_REQUEST_MS
+from node.prefill import PRIOR, PrefillTime
 from node.view import Candidate, Unseen
 
 #: Used where neither the candidate nor its peers have measured anything.
-PRIOR_PREFILL_TPS = 1000.0
-PRIOR_GAP_MS = 25.0
-PRIOR_REQUEST_MS = 1000.0
 PRIOR_SLOTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class CostConfig:
-    """Constants of the formula. Defaults are for engines between a laptop and a data centre."""
-
-    #: Seconds after which half of a gossiped number is trusted. Two or three gossip intervals.
-    half_life_s: float = 2.0
-    #: Up to so many candidates all contend; beyond, so many random ones and holders do.
-    few: int = 4
-    sample: int = 2
-    holders: int = 3
-    #: Up to so many candidates every cost is worked out, to be shown; beyond, those of the contenders.
-    show: int = 16
-    #: Sources weighed per candidate, those with the longest prefix first.
-    sources: int = 3
-    #: Costs so close to the lowest count as equal: milliseconds, and share of the work before the first token.
-    tie_ms: float = 2.0
-    tie_share: float = 0.05
-    #: Share of the decoding time that counts against the time to the first token.
-    decode_share: float = 0.25
-    #: Gaps by which each active request delays ours.
-    active_share: float = 0.5
-    barrier_ms: float = 150.0
-    #: KV use is cut off here, so that the barrier stays finite.
-    barrier_top: float = 0.98
 
 
 class PlainCost:
@@ -116,23 +89,30 @@ class PlainCost:
         return holders[: self.config.sources + 1]
 
     def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
-        prefill_tps, gap_ms, request_ms = _rates(candidate, question)
+        load, typical = candidate.load, question.typical
+        share = self.config.few_samples / (load.samples + self.config.few_samples)
+        prefill = _prefill(load.prefill, typical.prefill, share)
+        gap_ms = _mixed(load.itl_p50_ms or (1000 / load.decode_tps if load.decode_tps else 0.0), typical.itl_ms, share)
+        gap_ms = gap_ms or PRIOR_GAP_MS
+        request_ms = _mixed(load.e2e_p50_ms, typical.e2e_ms, share) or PRIOR_REQUEST_MS
         age_s = candidate.age_s(now)
         trust = 1.0 if candidate.is_self else 0.5 ** (age_s / self.config.half_life_s)
         since = question.unseen.get(candidate.name, _NOTHING)
-        typical = question.typical
-        load = candidate.load
-        left = max(0.0, load.queued_tokens - prefill_tps * age_s)
-        queued = trust * left + (1 - trust) * typical.queued_tokens + since.sent_tokens
+        queued_ms = load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)
+        left_ms = max(0.0, queued_ms - age_s * 1000)
+        queue_ms = trust * left_ms + (1 - trust) * typical.queued_ms + since.sent_ms
+        trust = 1.0 if candidate.is_self else 0.5 ** (age_s / self.config.active_half_life_s)
         active = trust * max(0, load.active - since.finished) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
-        beyond = max(0.0, active + 1 - slots)
+        beyond = active + 1 - slots
+        if beyond > 0:
+            queue_ms = max(queue_ms, beyond * request_ms / slots)
+            queue_ms += request_ms if question.refused else 0.0
         held = question.matched_tokens.get(candidate.name, 0)
-        pull = self._best_pull(candidate, question, holders, held, prefill_tps) if holders else _NO_PULL
-        missing = max(0, question.prompt_tokens - held - pull.tokens)
+        pull = self._best_pull(candidate, question, holders, held, prefill) if holders else _NO_PULL
+        cached = held + pull.tokens
         hop_ms = candidate.hop_ms
-        queue_ms = max(queued / prefill_tps * 1000, beyond * request_ms / slots)
-        prefill_ms = missing / prefill_tps * 1000
+        prefill_ms = prefill.ms(cached, max(0, question.prompt_tokens - cached))
         decode_ms = gap_ms * (self.config.decode_share * question.output_tokens + self.config.active_share * active)
         barrier_ms = self._barrier(candidate, question)
         return CandidateCost(
@@ -159,7 +139,7 @@ class PlainCost:
         return self.config.barrier_ms * use / (1 - use)
 
     def _best_pull(
-        self, candidate: Candidate, question: Question, holders: list[Candidate], held: int, tps: float
+        self, candidate: Candidate, question: Question, holders: list[Candidate], held: int, prefill: PrefillTime
     ) -> _Pull:
         """The source that saves most, or none."""
         info = question.info(candidate)
@@ -173,9 +153,9 @@ class PlainCost:
             theirs = question.info(source)
             if theirs is None or theirs.fingerprint != info.fingerprint:
                 continue
-            recompute_ms = extra / tps * 1000
+            recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
             rtt = candidate.load.rtts.get(source.name, source.hop_ms if candidate.is_self else candidate.hop_ms)
-            net = candidate.load.rates.get(source.name, 0.0)
+            net = candidate.load.rates.get(source.name, 0.0) or self.pull.guess(question.typical.net, rtt)
             pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, net)
             forced = question.force_source is not None
             if not forced and not self.pull.pays(pull_ms, recompute_ms):
@@ -197,15 +177,14 @@ _NO_PULL = _Pull()
 _NOTHING = Unseen()
 
 
-def _rates(candidate: Candidate, question: Question) -> tuple[float, float, float]:
-    """Prefill tokens a second, gap and whole request in ms: its own, those typical for the model, or priors."""
-    load, typical = candidate.load, question.typical
-    gap_ms = load.itl_p50_ms or (1000 / load.decode_tps if load.decode_tps > 0 else 0.0)
-    return (
-        load.prefill_tps or typical.prefill_tps or PRIOR_PREFILL_TPS,
-        gap_ms or typical.itl_ms or PRIOR_GAP_MS,
-        load.e2e_p50_ms or typical.e2e_ms or PRIOR_REQUEST_MS,
-    )
+def _prefill(own: PrefillTime, usual: PrefillTime, share: float) -> PrefillTime:
+    if own.measured and usual.measured:
+        return PrefillTime(*(mine + share * (other - mine) for mine, other in zip(own, usual, strict=True)))
+    return own if own.measured else usual if usual.measured else PRIOR
+
+
+def _mixed(own: float, usual: float, share: float) -> float:
+    return own + share * (usual - own) if own > 0 and usual > 0 else max(own, usual)
 
 
 def _reason(cost: CandidateCost, candidates: int) -> str:
