@@ -39,13 +39,9 @@ from node.load import LoadVector
 from node.meta import NodeMeta
 from node.meter import LoadMeter
 from node.metrics import Metrics
-from node.notes import Everybody
 from node.peers import PeerClient
-from node.plan import Plan
 from node.policy import make_policy
-from node.recent import RecentRequests
 from node.registry import Registry
-from node.relay.call import Call
 from node.relay.deadlines import Deadlines
 from node.relay.dispatch import Dispatcher
 from node.relay.downs import Downs
@@ -125,7 +121,6 @@ class Node:
         self._routes: Routes | None = None
 
         self.metrics = Metrics(clock)
-        self.recent = RecentRequests(clock, show_ids=not settings.api_key)
         self.flows = Flows()
         self.meter = LoadMeter(slots=settings.max_running)
         self.room = WaitingRoom(settings.max_queue, clock)
@@ -143,7 +138,7 @@ class Node:
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
         #: Runs what peers forward to us.
-        self.guests = WatchedRunner(self.local, lambda call, plan, blocks: self.flows.opened(plan, blocks))
+        self.guests = WatchedRunner(self.local, self.flows)
         self.dispatcher = self._make_dispatcher()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
@@ -296,10 +291,6 @@ class Node:
     def _boot_file(self) -> Path:
         return self.settings.node_dir / "boot"
 
-    def _opened(self, call: Call, plan: Plan, blocks: int) -> None:
-        self.flows.opened(plan, blocks)
-        self.recent.pulled(call.rid, blocks)
-
     def _make_registry(self) -> Registry:
         registry = Registry(
             self.settings.name,
@@ -353,13 +344,13 @@ class Node:
             self.settings.name,
             cluster=self.registry,
             policy=make_policy(self.settings.policy),
-            local=WatchedRunner(self.local, self._opened),
-            peers=WatchedPeers(peers, self._opened),
+            local=WatchedRunner(self.local, self.flows),
+            peers=WatchedPeers(peers, self.flows),
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
             handovers=self.handovers,
-            notes=Everybody(self.metrics, self.recent),
+            notes=self.metrics,
             rng=self._rng,
             clock=self._clock,
         )

@@ -6,6 +6,7 @@ of its target, beside what was really measured.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from node.plan import Plan
 from node.relay.call import Call
 from node.relay.forward import CACHED_HEADER, PULLED_HEADER
 
-#: Decisions kept, and those that the page shows.
+#: Decisions kept, those that the state shows, and other candidates that each remembers.
 MAX_DECISIONS = 512
 SHOWN = 50
+MAX_OTHERS = 3
 #: Longest model name shown.
 _MAX_MODEL = 128
 
@@ -38,6 +40,13 @@ class Decision:
     #: Prompt tokens that the target's engine found cached, blocks that it pulled before; None = it did not tell.
     cached_tokens: int | None
     pulled_blocks: int | None
+    #: Its number, and the number of its last change: whoever asks for what is new gets it again.
+    seq: int = 0
+    revision: int = 0
+    #: Other candidates that were weighed and what each would have cost in milliseconds, the cheapest first.
+    others: tuple[tuple[str, float], ...] = ()
+    #: Why the answer broke off after its first byte; empty while it did not.
+    broke: str = ""
 
     @property
     def predicted_ms(self) -> float | None:
@@ -47,12 +56,12 @@ class Decision:
             return None
         return cost.hop_ms + cost.queue_ms + cost.pull_ms + cost.prefill_ms
 
-    def short(self, now: float) -> dict[str, object]:
-        """A line of the page's table."""
+    def short(self, now: float, *, ids: bool = True) -> dict[str, object]:
+        """What `/gossip/state` shows; ``ids``: with the id, which a client may have made up."""
         plan = self.plan
         return {
             "ago_s": round(max(0.0, now - self.at), 1),
-            "rid": self.rid,
+            "rid": self.rid if ids else "",
             "model": self.model,
             "target": plan.target if plan is not None else None,
             "reason": plan.reason if plan is not None else "refused",
@@ -88,6 +97,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._ring: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self._numbers = itertools.count(1)
 
     def note(
         self,
@@ -100,10 +110,15 @@ class DecisionLog:
         told: Mapping[str, str],
     ) -> None:
         """A request was answered or refused; `told` are the target's own headers by lower-case name."""
-        if plan is not None:  # the other candidates are nobody's business any more
+        others = () if plan is None else _cheapest(plan)
+        if plan is not None:  # the terms of the other candidates are nobody's business any more
             plan = replace(plan, costs=() if plan.cost is None else (plan.cost,))
+        number = next(self._numbers)
         self._ring.append(
             Decision(
+                seq=number,
+                revision=number,
+                others=others,
                 at=now,
                 rid=call.rid,
                 model=call.parsed.model[:_MAX_MODEL] if call.parsed.model else None,
@@ -117,9 +132,26 @@ class DecisionLog:
             )
         )
 
-    def latest(self, now: float) -> list[dict[str, object]]:
-        """The lines that the page shows, newest first."""
-        return [decision.short(now) for decision in list(self._ring)[: -SHOWN - 1 : -1]]
+    def broke(self, call: Call, why: str) -> None:
+        """The answer to this call broke off."""
+        for place in range(len(self._ring) - 1, -1, -1):
+            if self._ring[place].rid == call.rid:
+                self._ring[place] = replace(self._ring[place], broke=why, revision=next(self._numbers))
+                return
+
+    @property
+    def last(self) -> int:
+        """The newest revision; 0 without decisions."""
+        return max((decision.revision for decision in self._ring), default=0)
+
+    def since(self, revision: int, most: int) -> list[Decision]:
+        """At most ``most`` decisions that were made or changed after ``revision``, newest first."""
+        new = (decision for decision in reversed(self._ring) if decision.revision > revision)
+        return list(itertools.islice(new, most))
+
+    def latest(self, now: float, *, ids: bool = True) -> list[dict[str, object]]:
+        """The lines that `/gossip/state` shows, newest first."""
+        return [decision.short(now, ids=ids) for decision in list(self._ring)[: -SHOWN - 1 : -1]]
 
     def recent(self, now: float, limit: int = MAX_DECISIONS) -> dict[str, object]:
         """The answer to `GET /route/recent`: the last `limit` decisions, newest first, and how good they were."""
@@ -142,6 +174,11 @@ def _forecast(decisions: list[Decision]) -> dict[str, object]:
         "predicted_cached_tokens": sum(predicted for predicted, _ in told),
         "cached_tokens": sum(cached for _, cached in told),
     }
+
+
+def _cheapest(plan: Plan) -> tuple[tuple[str, float], ...]:
+    others = sorted((cost.total_ms, cost.name) for cost in plan.costs if cost.name != plan.target)
+    return tuple((name, total_ms) for total_ms, name in others[:MAX_OTHERS])
 
 
 def _count(header: str | None) -> int | None:

@@ -47,11 +47,11 @@ class Flows:
 
 
 class WatchedRunner:
-    """Runs as the runner that it wraps does, and tells what was opened: plan, and blocks that were pulled."""
+    """Runs as the runner that it wraps does, and counts what was opened and the blocks that were pulled for it."""
 
-    def __init__(self, runner: Runner, told: Callable[[Call, Plan, int], None]) -> None:
+    def __init__(self, runner: Runner, flows: Flows) -> None:
         self._runner = runner
-        self._told = told
+        self._flows = flows
 
     async def open(
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
@@ -59,15 +59,15 @@ class WatchedRunner:
         """Try the plan's target once."""
         outcome = await self._runner.open(call, plan, predicted_ms=predicted_ms, admitted=admitted)
         if isinstance(outcome, Opened):
-            self._told(call, plan, blocks_in(outcome.headers))
+            self._flows.opened(plan, blocks_in(outcome.headers))
         return outcome
 
 
 class WatchedPeers(WatchedRunner):
     """The same around the runner on peers."""
 
-    def __init__(self, peers: Peers, told: Callable[[Call, Plan, int], None]) -> None:
-        super().__init__(peers, told)
+    def __init__(self, peers: Peers, flows: Flows) -> None:
+        super().__init__(peers, flows)
         self._peers = peers
 
     async def settled(self, opened: Opened) -> None:

@@ -51,8 +51,8 @@ class Metrics:
     """Implements `node.relay.dispatch.Notes` and counts what the rest of the node reports."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.registry = CollectorRegistry()
         self._clock = clock
+        self.registry = CollectorRegistry()
         self.history = History(clock)
         self.log = DecisionLog()
         self.hits = HitWatch()
@@ -174,6 +174,7 @@ class Metrics:
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """Note an answer that broke off."""
         self.broken.labels("client" if why == "client gone" else "target").inc()
+        self.log.broke(call, why)
 
     def started(self, predicted: int, actual: int, prompt: int) -> None:
         """Note what the engine found cached of a request's prompt, against what was predicted (tokens)."""

@@ -14,10 +14,10 @@ import orjson
 
 from gossip import MemberView
 from node import history
+from node.decisions import Decision, DecisionLog
 from node.flows import Flows
 from node.history import History
 from node.peer_info import PeerInfo
-from node.recent import RecentRequests
 
 #: Requests in the first look, and in one tick.
 FIRST_ROWS = 100
@@ -61,7 +61,9 @@ class Picture:
         describe: Callable[[str], PeerInfo],
         engine: Section,
         kv: Section,
-        recent: RecentRequests,
+        log: DecisionLog,
+        ids: bool,
+        clock: Callable[[], float],
         past: History,
         flows: Flows,
     ) -> None:
@@ -70,7 +72,9 @@ class Picture:
         self._describe = describe
         self._engine = engine
         self._kv = kv
-        self._recent = recent
+        self._log = log
+        self._ids = ids
+        self._clock = clock
         self._past = past
         self._flows = flows
         self._shown = 0
@@ -87,7 +91,7 @@ class Picture:
             **self._fixed,
             "past": past,
             "steps": self._past.points(),
-            "requests": self._recent.rows(FIRST_ROWS),
+            "requests": self._requests(0, FIRST_ROWS),
         }
         return orjson.dumps(told)
 
@@ -95,10 +99,14 @@ class Picture:
         """What is now, and what is new since the tick before."""
         told = self._now() | {
             "steps": self._past.points(self._told_step),
-            "requests": self._recent.rows(TICK_ROWS, after=self._shown),
+            "requests": self._requests(self._shown, TICK_ROWS),
         }
-        self._shown, self._told_step = self._recent.last, int(self._past.now())
+        self._shown, self._told_step = self._log.last, int(self._past.now())
         return orjson.dumps(told)
+
+    def _requests(self, after: int, most: int) -> list[dict[str, object]]:
+        now = self._clock()
+        return [_request(decision, now, self._ids) for decision in self._log.since(after, most)]
 
     def _now(self) -> dict[str, object]:
         views = sorted(self._members(), key=lambda view: (not view.is_self, view.name))
@@ -119,6 +127,26 @@ class Picture:
             "engine": _engine(self._engine()),
             "kv": _kv(self._kv()),
         }
+
+
+def _request(decision: Decision, now: float, ids: bool) -> dict[str, object]:
+    """One request; ``cached_tokens`` as the engine told, or as they were predicted where it told nothing."""
+    plan = decision.plan
+    predicted = plan.matched_tokens if plan is not None else 0
+    return {
+        **decision.short(now, ids=ids),
+        "seq": decision.seq,
+        "first_byte_ms": None if decision.first_byte_ms is None else round(decision.first_byte_ms, 1),
+        "expected_ms": None if decision.predicted_ms is None else round(decision.predicted_ms, 1),
+        "prompt_tokens": plan.prompt_tokens if plan is not None else 0,
+        "cached_tokens": predicted if decision.cached_tokens is None else decision.cached_tokens,
+        "source": plan.source if plan is not None else None,
+        "pulled_blocks": decision.pulled_blocks or 0,
+        "refused_by": list(plan.visited) if plan is not None else [],
+        "cost_ms": round(plan.cost.total_ms, 1) if plan is not None and plan.cost is not None else None,
+        "others": [(name, round(cost, 1)) for name, cost in decision.others],
+        "broke": decision.broke,
+    }
 
 
 def _columns(views: list[MemberView], peers: list[PeerInfo], models: Mapping[str, int]) -> dict[str, list[object]]:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 #: The engine's own metrics passed on: deadline in seconds, most bytes.
 ENGINE_METRICS_S = 3.0
 MAX_ENGINE_METRICS = 8 * 1024 * 1024
-#: Requests that `/gossip/state` shows.
-STATE_ROWS = 50
 
 
 def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
@@ -69,15 +67,15 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "engine": node.engine.snapshot,
                 "hits": metrics.hits.snapshot,
             },
-            decisions=lambda: metrics.log.latest(clock()),
+            decisions=lambda: metrics.log.latest(clock(), ids=not settings.api_key),
         ),
         health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine, settings.name)),
         admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),
-        page=make_page(node),
+        page=make_page(node, clock),
     )
 
 
-def make_page(node: Node) -> PageRoutes:
+def make_page(node: Node, clock: Callable[[], float]) -> PageRoutes:
     """Return the page's routes; what it shows is read when somebody looks."""
     files, settings = page_files(), node.settings
     picture = Picture(
@@ -88,7 +86,9 @@ def make_page(node: Node) -> PageRoutes:
         describe=node.registry.describe,
         engine=node.engine.snapshot,
         kv=node.kv.snapshot,
-        recent=node.recent,
+        log=node.metrics.log,
+        ids=not settings.api_key,
+        clock=clock,
         past=node.metrics.history,
         flows=node.flows,
     )

@@ -49,7 +49,7 @@ export class Requests {
     fill(this.body, this.known, rows, (row) => row.seq, () => this.row(), (row, data) => this.write(row, data));
     this.quiet = false;
     this.table.dataset.newest = rows[0].seq;
-    say(this.note, `the last ${rows.length}; prompt and cached in tokens, as predicted when it was decided`);
+    say(this.note, `the last ${rows.length}; prompt and cached in tokens`);
   }
 
   row() {
@@ -78,6 +78,7 @@ export class Requests {
     say(parts.cached, data.cached_tokens ? count(data.cached_tokens) : NONE);
     say(parts.pulled, data.source ? `${data.pulled_blocks} blocks from ${data.source}` : NONE);
     say(parts.first, time(data.first_byte_ms));
+    parts.first.title = data.expected_ms ? `expected ${time(data.expected_ms)} after the decision` : "";
     say(parts.status, data.broke ? `${data.status}, ${data.broke}` : String(data.status));
     parts.status.className = `n ${data.broke || data.status >= 500 ? "dead" : data.status >= 400 ? "suspect" : ""}`;
   }
@@ -85,10 +86,9 @@ export class Requests {
 
 /** What the others would have cost, as far as they were weighed, and who refused. */
 function why(data) {
-  const costs = data.costs.filter(([name]) => name !== data.target).slice(0, 2).map(([name, ms]) => `${name} ${time(ms)}`);
-  const own = data.costs.find(([name]) => name === data.target);
+  const costs = data.others.slice(0, 2).map(([name, ms]) => `${name} ${time(ms)}`);
   const parts = [];
-  if (own) parts.push(`expected ${time(own[1])}${costs.length ? `, ${costs.join(", ")}` : ""}`);
+  if (data.cost_ms) parts.push(`cost ${time(data.cost_ms)}${costs.length ? `, ${costs.join(", ")}` : ""}`);
   if (data.refused_by.length) parts.push(`full: ${data.refused_by.join(", ")}`);
   return parts.join("; ");
 }

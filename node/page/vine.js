@@ -3,14 +3,14 @@
 // own, so that a frame in which only dots fly costs two copies.
 
 import { colours, paper, time } from "./format.js";
+import { ROOMY, drawGrape, drawName, drawTag, outlined } from "./grape.js";
+import { seats } from "./seats.js";
 
 const MOST_DOTS = 240;
 const FLIGHT_MS = { forward: 900, pull: 1300 };
 const GLOW_MS = 3500;
-const ROUND = 14; // up to so many nodes stand in a ring, more of them in a bunch
 const LABELLED_EDGES = 12;
 const NEAR_EDGES = 6; // drawn of the chosen node of a bunch
-const GLYPHS = { dead: "×", left: "·", suspect: "?", loading: "…", draining: "↓" };
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class Vine {
@@ -21,6 +21,7 @@ export class Vine {
     this.places = new Map();
     this.dots = [];
     this.peak = 8;
+    this.round = true; // in a ring, else in a bunch
     this.glows = new Map();
     this.under = document.createElement("canvas");
     this.over = document.createElement("canvas");
@@ -70,32 +71,20 @@ export class Vine {
       if (free < 0) this.slots.push(name); else this.slots[free] = name;
     }
     const gaps = this.slots.filter((name) => name === null).length;
-    if (gaps && (this.slots.length <= ROUND || gaps > this.slots.length / 4)) this.slots = this.slots.filter(Boolean);
+    if (gaps && (this.round || gaps > this.slots.length / 4)) this.slots = this.slots.filter(Boolean);
   }
 
-  /** Where each node belongs, in pixels. */
+  /** Send each node to where it belongs. */
   aim(width, height) {
-    const n = this.slots.length;
-    const round = n <= ROUND;
-    const area = (Math.PI / 4) * width * height;
-    const radius = round
-      ? Math.max(16, Math.min(62, 0.2 * Math.min(width, height), 0.9 * (Math.min(width, height) / (n + 1)) + 8))
-      : Math.max(4, Math.min(24, 0.4 * Math.sqrt(area / n)));
-    const a = width / 2 - radius - (round ? 56 : 10), b = height / 2 - radius - (round ? 38 : 16);
-    const bunch = round ? [] : packed(n, a, b);
+    const { radius, points, round } = seats(this.slots.length, width, height);
+    this.round = round;
     this.slots.forEach((name, index) => {
       if (!name) return;
-      let x = 0, y = 0;
-      if (round && n > 1) {
-        const angle = (2 * Math.PI * index) / n - (n === 2 ? Math.PI : Math.PI / 2);
-        x = Math.cos(angle) * Math.min(a, 1.9 * b); y = Math.sin(angle) * b + (n === 3 ? 0.2 * b : 0);
-      } else if (!round) {
-        [x, y] = bunch[index];
-      }
-      const goal = { gx: width / 2 + x, gy: height / 2 + y - (round ? 6 : 0), gr: radius };
+      const [gx, gy] = points[index];
+      const goal = { gx, gy, gr: radius };
       const place = this.places.get(name);
       if (place) Object.assign(place, goal);
-      else this.places.set(name, { ...goal, x: goal.gx, y: goal.gy, r: still.matches ? radius : 2 });
+      else this.places.set(name, { ...goal, x: gx, y: gy, r: still.matches ? radius : 2 });
     });
   }
 
@@ -135,11 +124,15 @@ export class Vine {
     const below = this.layer(this.under), above = this.layer(this.over);
     const labels = this.drawEdges(below, c);
     this.drawTimes(above, c, labels);
-    for (const [name, place] of this.places) this.drawNode(above, c, this.cluster.nodes.get(name), place);
-    const named = this.slots.length > ROUND ? [this.cluster.self, this.choice, this.hover] : [];
-    for (const name of new Set(named)) {
-      const place = this.places.get(name);
-      if (place) this.drawName(above, c, this.cluster.nodes.get(name), place, true);
+    const { nodes, self } = this.cluster;
+    const bunch = !this.round;
+    for (const [name, place] of this.places) {
+      const halo = name === this.choice ? 1 : name === this.hover ? 0.5 : 0;
+      drawGrape(above, c, nodes.get(name), place, this.peak, halo);
+      if (!bunch) drawName(above, c, nodes.get(name), place);
+    }
+    for (const name of bunch ? new Set([self, this.choice, this.hover]) : []) {
+      if (this.places.has(name)) drawTag(above, c, nodes.get(name), this.places.get(name), this.width);
     }
   }
 
@@ -182,7 +175,7 @@ export class Vine {
   }
 
   drawEdges(context, c) {
-    const all = this.slots.length <= ROUND;
+    const all = this.round;
     const focus = this.hover || this.choice;
     const labels = [];
     const edges = all ? this.cluster.edges : this.near(focus);
@@ -194,7 +187,7 @@ export class Vine {
       context.globalAlpha = near ? 1 : 0.75;
       context.lineWidth = edge.ms < 1 ? 2.4 : edge.ms < 10 ? 1.8 : 1.2;
       this.tendril(context, from, to);
-      if (all && (near || this.cluster.edges.length <= LABELLED_EDGES)) labels.push([edge, from, to]);
+      if (all && from.gr >= ROOMY && (near || this.cluster.edges.length <= LABELLED_EDGES)) labels.push([edge, from, to]);
     }
     context.globalAlpha = 1;
     return labels;
@@ -211,7 +204,7 @@ export class Vine {
     context.textAlign = "center"; context.textBaseline = "middle";
     for (const [edge, from, to] of labels) {
       const [cx, cy] = this.bend(from, to);
-      this.text(context, time(edge.ms), (from.x + 2 * cx + to.x) / 4, (from.y + 2 * cy + to.y) / 4, c.dim, c.card);
+      outlined(context, time(edge.ms), (from.x + 2 * cx + to.x) / 4, (from.y + 2 * cy + to.y) / 4, c.dim, c.card);
     }
   }
 
@@ -221,7 +214,7 @@ export class Vine {
       if (now >= glow.until || !from || !to) { this.glows.delete(key); continue; }
       context.globalAlpha = 0.65 * ((glow.until - now) / GLOW_MS);
       context.strokeStyle = glow.kind === "pull" ? c.grape : c.sky;
-      context.lineWidth = (glow.kind === "pull" ? 4 : 2.5) * (this.slots.length > ROUND ? 0.5 : 1);
+      context.lineWidth = (glow.kind === "pull" ? 4 : 2.5) * (this.round ? 1 : 0.5);
       this.tendril(context, from, to);
     }
     context.globalAlpha = 1;
@@ -245,115 +238,6 @@ export class Vine {
       }
     }
     return this.dots.length > 0;
-  }
-
-  drawNode(context, c, node, place) {
-    if (!node) return;
-    const { x, y, r } = place;
-    const gone = node.state === "dead" || node.state === "left";
-    const tone = { alive: c.vine, loading: c.sky, draining: c.amber, suspect: c.amber, dead: c.red, left: c.dim }[node.state];
-    context.globalAlpha = 1;
-    context.fillStyle = c.card;
-    context.beginPath(); context.arc(x, y, r + 5, 0, 7); context.fill();
-    context.globalAlpha = gone ? 0.5 : 1;
-    context.fillStyle = c.rind;
-    context.beginPath(); context.arc(x, y, r, 0, 7); context.fill();
-    if (!gone && node.kv_use > 0) {
-      const level = Math.max(node.kv_use, 1.5 / r);
-      const angle = Math.asin(Math.max(-1, Math.min(1, 1 - 2 * level)));
-      context.fillStyle = c.grape;
-      context.globalAlpha = 0.72;
-      context.beginPath(); context.arc(x, y, r, angle, Math.PI - angle); context.fill();
-      context.globalAlpha = 1;
-    }
-    if (!gone && r > 9) { // the light on a grape
-      context.globalAlpha = 0.16;
-      context.fillStyle = "#fff";
-      context.beginPath(); context.ellipse(x - r * 0.36, y - r * 0.42, r * 0.3, r * 0.2, -0.7, 0, 7); context.fill();
-      context.globalAlpha = 1;
-    }
-    const width = Math.max(2, Math.min(6, r * 0.13));
-    context.lineWidth = node.state === "alive" ? Math.max(1, width / 2) : Math.max(1.5, width * 0.7);
-    context.strokeStyle = tone;
-    context.setLineDash(node.state === "loading" || node.state === "left" ? [3, 5] : []);
-    context.beginPath(); context.arc(x, y, r, 0, 7); context.stroke();
-    context.setLineDash([]);
-    if (!gone) {
-      const running = ((node.running ?? 0) / this.peak) * 2 * Math.PI, waiting = ((node.waiting ?? 0) / this.peak) * 2 * Math.PI;
-      context.lineWidth = width;
-      if (running) this.arc(context, c.leaf, x, y, r + width / 2, -Math.PI / 2, running);
-      if (waiting) this.arc(context, c.amber, x, y, r + width / 2, -Math.PI / 2 + running, waiting);
-    }
-    if (node.name === this.choice || node.name === this.hover) {
-      context.lineWidth = 2;
-      context.strokeStyle = c.grape;
-      context.globalAlpha = node.name === this.choice ? 1 : 0.5;
-      context.beginPath(); context.arc(x, y, r + width + 4, 0, 7); context.stroke();
-    }
-    context.globalAlpha = 1;
-    if (node.isSelf) this.leaf(context, c, x, y - r - width - 1, Math.max(0.55, r / 44));
-    this.drawInside(context, c, node, x, y, r);
-    if (this.slots.length <= ROUND) this.drawName(context, c, node, place, false);
-  }
-
-  drawInside(context, c, node, x, y, r) {
-    if (r < 7) return;
-    const glyph = GLYPHS[node.state];
-    const waiting = node.waiting ? `+${node.waiting}` : "";
-    context.textAlign = "center"; context.textBaseline = "middle";
-    // The colour of text reads well on both, above the level and below it.
-    context.fillStyle = glyph || node.running || node.waiting ? c.ink : c.dim;
-    context.font = `650 ${Math.max(9, Math.min(26, r * 0.62))}px system-ui, sans-serif`;
-    context.fillText(glyph ?? String(node.running ?? 0), x, y - (waiting && r > 24 ? r * 0.12 : 0));
-    if (waiting && r > 24) {
-      context.font = `600 ${Math.min(14, r * 0.34)}px system-ui, sans-serif`;
-      context.fillText(waiting, x, y + r * 0.45);
-    }
-  }
-
-  drawName(context, c, node, place, boxed) {
-    if (!node) return;
-    context.textAlign = "center"; context.textBaseline = "middle";
-    context.font = `${node.isSelf ? 650 : 500} 12.5px system-ui, sans-serif`;
-    const y = place.y + place.r + (boxed ? 13 : 19);
-    if (boxed) {
-      const width = context.measureText(node.name).width + 14;
-      const x = Math.max(2, Math.min(this.width - width - 2, place.x - width / 2));
-      context.fillStyle = c.card; context.strokeStyle = c.line; context.lineWidth = 1;
-      context.beginPath(); context.roundRect(x, y - 10, width, 20, 6); context.fill(); context.stroke();
-      context.fillStyle = c.ink;
-      context.fillText(node.name, x + width / 2, y);
-      return;
-    }
-    this.text(context, shortened(context, node.name, 150), place.x, y, c.ink, c.card);
-    const under = node.state === "alive" ? (node.ttft_p50_ms ? `first token ${time(node.ttft_p50_ms)}` : "") : node.state;
-    const tones = { dead: c.red, suspect: c.amber, draining: c.amber, loading: c.sky };
-    context.font = "11.5px system-ui, sans-serif";
-    this.text(context, under, place.x, y + 15, tones[node.state] ?? c.dim, c.card);
-  }
-
-  text(context, text, x, y, ink, halo, width = 4) {
-    context.lineJoin = "round";
-    context.lineWidth = width;
-    context.strokeStyle = halo;
-    context.strokeText(text, x, y);
-    context.fillStyle = ink;
-    context.fillText(text, x, y);
-  }
-
-  arc(context, colour, x, y, r, from, length) {
-    context.strokeStyle = colour;
-    context.beginPath(); context.arc(x, y, r, from, from + Math.min(length, 2 * Math.PI)); context.stroke();
-  }
-
-  leaf(context, c, x, y, size) {
-    context.strokeStyle = context.fillStyle = c.leaf;
-    context.lineWidth = 2.4 * size;
-    context.beginPath(); context.moveTo(x, y + 2); context.quadraticCurveTo(x, y - 8 * size, x + 6 * size, y - 12 * size); context.stroke();
-    context.beginPath(); context.moveTo(x, y - 2 * size);
-    context.quadraticCurveTo(x - 6 * size, y - 16 * size, x - 20 * size, y - 12 * size);
-    context.quadraticCurveTo(x - 14 * size, y + 1 * size, x, y - 2 * size);
-    context.fill();
   }
 
   at(event) {
@@ -397,25 +281,4 @@ export class Vine {
     }
     if (best) this.chosen(best, true);
   }
-}
-
-/** The `n` points of a hexagonal lattice that lie closest to the middle of an ellipse with half axes a and b. */
-function packed(n, a, b) {
-  const gap = Math.sqrt((2 * Math.PI * a * b) / (Math.sqrt(3) * n)) * 0.97;
-  const rows = Math.ceil((b * 1.5) / (gap * 0.866)), columns = Math.ceil((a * 1.5) / gap);
-  const points = [];
-  for (let row = -rows; row <= rows; row += 1) {
-    for (let column = -columns; column <= columns; column += 1) {
-      const x = (column + (row % 2 ? 0.5 : 0)) * gap, y = row * gap * 0.866;
-      points.push([x, y, (x / a) ** 2 + (y / b) ** 2]);
-    }
-  }
-  return points.sort((p, q) => p[2] - q[2]).slice(0, n);
-}
-
-function shortened(context, text, most) {
-  if (context.measureText(text).width <= most) return text;
-  let kept = text;
-  while (kept.length > 3 && context.measureText(`${kept}…`).width > most) kept = kept.slice(0, -1);
-  return `${kept}…`;
 }

@@ -22,7 +22,16 @@ from tests.node.http.bodies import CHAT, chat
 ROOT = Path(__file__).parents[2]
 UNITS = ("seconds", "bytes", "ratio", "tokens", "blocks", "requests", "chunks", "info")
 #: Gauges and counters of things that have no unit.
-COUNTED = ("retries", "pulls", "members", "engine_ready", "draining", "broken_answers", "remote_errors")
+COUNTED = (
+    "retries",
+    "pulls",
+    "members",
+    "engine_ready",
+    "draining",
+    "broken_answers",
+    "remote_errors",
+    "silent_zero_hits",
+)
 LABELS = {"place", "status", "why", "reason", "what", "state", "node", "cluster", "version"}
 SUFFIXES = ("_total", "_bucket", "_count", "_sum", "_created")
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from gossip import MemberState, MemberView
 from node.addresses import listen_http
+from node.decisions import DecisionLog
 from node.flows import Flows
 from node.history import STEP_S, History
 from node.http.events import EventHub
@@ -21,9 +22,10 @@ from node.peer_info import PeerInfo
 from node.picture import Picture
 from node.plan import Plan, RouteOptions
 from node.policy.base import CandidateCost
+from node.prefill import PrefillTime
 from node.prompt import ParsedRequest
-from node.recent import RecentRequests
 from node.relay.call import Call
+from node.relay.forward import CACHED_HEADER, PULLED_HEADER
 
 MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-32B", "meta-llama/Llama-3.3-70B-Instruct")
 BLOCK_TOKENS = 16
@@ -46,7 +48,7 @@ class Stage:
             "version": "0.32.0",
             "starts": 1,
         }
-        self.recent = RecentRequests(lambda: self.now, show_ids=True)
+        self.log = DecisionLog()
         self.past = History(lambda: self.now)
         self.flows = Flows()
         self.spots = {name: (self.rng.random(), self.rng.random()) for name in names}
@@ -58,7 +60,7 @@ class Stage:
         return Picture(
             self.names[0], "vineyard", build_of(page_files()),
             members=self.members, describe=self.describe, engine=lambda: self.engine, kv=self.kv,
-            recent=self.recent, past=self.past, flows=self.flows,
+            log=self.log, ids=True, clock=lambda: self.now, past=self.past, flows=self.flows,
         )  # fmt: skip
 
     def add(self, name: str) -> None:
@@ -122,7 +124,8 @@ class Stage:
         up = self.states[name] is MemberState.ALIVE
         self.loads[name] = LoadVector(
             ready=up, running=int(24 * mood), waiting=max(0, int(40 * (mood - 0.8))), slots=64,
-            queued_tokens=int(9000 * mood * rng.random()), kv_use=min(1.0, 0.15 + 0.75 * mood), prefill_tps=11000.0,
+            queued_tokens=int(9000 * mood * rng.random()), kv_use=min(1.0, 0.15 + 0.75 * mood),
+            prefill=PrefillTime.of_rate(11000.0),
             decode_tps=55 - 25 * mood, ttft_p50_ms=90 + 400 * mood * mood, ttft_p95_ms=300 + 900 * mood,
             itl_p50_ms=18 + 15 * mood, itl_p95_ms=50.0, e2e_p50_ms=4200.0, e2e_p95_ms=9000.0,
             rtts={other: self.rtt(name, other) for other in near}, rates=rates,
@@ -151,8 +154,8 @@ class Stage:
         parsed = ParsedRequest(path="/v1/chat/completions", body=b"", is_json=True, model=MODELS[0])
         call = Call("POST", parsed.path, [], parsed, plan.rid, RouteOptions(), self.now)
         self.flows.opened(plan, blocks)
-        self.recent.pulled(call.rid, blocks)
-        self.recent.answered(call, plan, 200, first_byte_s=first)
+        told = {PULLED_HEADER: str(blocks), CACHED_HEADER: str(matched)}
+        self.log.note(call, plan, 200, self.now, first_byte_s=first, told=told)
         self.past.answered("forwarded" if plan.hops else "local", first)
         if target == entry:
             self.past.started(tokens, matched)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip import MemberState
-from node import flows, history, recent
+from node import flows, history
 from node.flows import Flows, blocks_in
 from node.history import History
 from node.plan import Plan, RouteOptions
 from node.policy.base import CandidateCost
 from node.prompt import ParsedRequest
-from node.recent import RecentRequests
 from node.relay.call import Call
+from node.relay.forward import CACHED_HEADER, PULLED_HEADER
 from tests.node.fakes.client import PATIENCE_S, ask, connect
 from tests.node.fakes.cluster import cluster
 from tests.node.http.bodies import CHAT, chat
@@ -33,37 +33,30 @@ def plan(target: str = "b", **more: object) -> Plan:
     return Plan(rid="r", model="m", entry="a", target=target, reason="least cost", prompt_tokens=9, hops=1, **more)  # type: ignore[arg-type]
 
 
-def test_a_row_tells_why_and_what_the_others_would_have_cost() -> None:
-    rows = RecentRequests(lambda: 5.0, show_ids=True)
-    costs = tuple(
-        CandidateCost(name, ms) for name, ms in (("c", 30.0), ("b", 10.0), ("a", 20.0), ("d", 40.0), ("e", 50.0))
-    )
-    rows.pulled("r", 12)
-    rows.answered(call(), plan(costs=costs, source="c", visited=("x",)), 200, first_byte_s=0.25)
-    (row,) = rows.rows()
-    assert (row["target"], row["reason"], row["first_byte_ms"], row["pulled_blocks"]) == ("b", "least cost", 250.0, 12)
-    assert row["costs"] == [("b", 10.0), ("a", 20.0), ("c", 30.0), ("d", 40.0)] and row["refused_by"] == ["x"]
+def test_a_request_tells_why_and_what_the_others_would_have_cost() -> None:
+    stage = Stage(["a", "b"])
+    given = (("c", 30.0), ("b", 10.0), ("a", 20.0), ("d", 40.0), ("e", 50.0))
+    costs = tuple(CandidateCost(name, ms) for name, ms in given)
+    told = {PULLED_HEADER: "12", CACHED_HEADER: "7"}
+    chosen = plan(costs=costs, source="c", visited=("x",))
+    stage.log.note(call(), chosen, 200, stage.now, first_byte_s=0.25, told=told)
+    row = json.loads(stage.picture().first())["requests"][0]
+    assert (row["target"], row["reason"], row["first_byte_ms"]) == ("b", "least cost", 250.0)
+    assert (row["pulled_blocks"], row["cached_tokens"], row["cost_ms"], row["refused_by"]) == (12, 7, 10.0, ["x"])
+    assert row["others"] == [["a", 20.0], ["c", 30.0], ["d", 40.0]]
 
 
-def test_a_refusal_has_no_target_and_a_broken_answer_is_told_again() -> None:
-    rows = RecentRequests(lambda: 5.0, show_ids=True)
-    went = plan()
-    rows.answered(call(), went, 200, first_byte_s=0.1)
-    rows.answered(call(), None, 503, first_byte_s=None)
-    told = rows.last
-    assert [row["target"] for row in rows.rows()] == [None, "b"] and rows.rows(after=told) == []
-    rows.broke(call(), went, "client gone")
-    assert [row["broke"] for row in rows.rows(after=told)] == ["client gone"]
-
-
-def test_rows_and_what_waits_for_them_are_bounded() -> None:
-    rows = RecentRequests(lambda: 0.0, show_ids=True)
-    for index in range(recent.MAX_OPENED + 5):
-        rows.pulled(str(index), 1)
-    for _ in range(recent.MAX_REQUESTS + 5):
-        rows.answered(call(), plan(), 200, first_byte_s=None)
-    assert len(rows.rows()) == recent.MAX_REQUESTS and len(rows._opened) == recent.MAX_OPENED
-    assert len(rows.rows(3)) == 3
+def test_a_tick_has_what_is_new_and_what_broke_off_since() -> None:
+    stage = Stage(["a", "b"])
+    picture = stage.picture()
+    picture.tick()
+    stage.log.note(call("mine"), plan(), 200, stage.now, first_byte_s=0.1, told={})
+    stage.log.note(call("refused"), None, 503, stage.now, first_byte_s=None, told={})
+    assert [row["rid"] for row in json.loads(picture.tick())["requests"]] == ["refused", "mine"]
+    assert json.loads(picture.tick())["requests"] == []
+    stage.log.broke(call("mine"), "client gone")
+    (row,) = json.loads(picture.tick())["requests"]
+    assert (row["rid"], row["broke"]) == ("mine", "client gone")
 
 
 def test_history_keeps_steps_with_events_only_and_forgets_the_old() -> None:
