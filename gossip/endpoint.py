@@ -29,7 +29,7 @@ from gossip.identity import Address, Identity
 from gossip.incarnation import refutations_of
 from gossip.keyring import Keyring
 from gossip.limits import MAX_DATAGRAM_BYTES, MAX_FRAME_BYTES
-from gossip.member import Member, MemberState, MemberView
+from gossip.member import MemberState, MemberView
 from gossip.membership import Membership
 from gossip.messages import (
     Ack,
@@ -257,10 +257,12 @@ class Endpoint:
         self._hub.timers.set((Timer.GOSSIP, 0), now + self.config.gossip_interval_s)
         parcel, digest = self.rows.parcel(now), self.slow.digest()
         targets = self.membership.sample(self.config.fanout, now)
+        fed = []
         for member in targets:
             first = self._hub.packet()
             self.membership.fill(first)
-            if self._feeds(member):
+            if member.state.is_up and not self._hub.leaving:
+                fed.append(member)
                 self.slow.fill(first, digest)
                 self.coordinates.fill(first)
                 parcel.fill(first, member.name)
@@ -268,12 +270,8 @@ class Endpoint:
                 self._hub.send_packet(member.address, first)
         for data in parcel.rest():
             sealed = self.envelope.seal(data)  # once for all of them: each has a replay window of its own
-            for member in targets:
-                if self._feeds(member):
-                    self._hub.emit(io.SendDatagram(member.address, sealed))
-
-    def _feeds(self, member: Member) -> bool:
-        return member.state.is_up and not self._hub.leaving
+            for member in fed:
+                self._hub.emit(io.SendDatagram(member.address, sealed))
 
     # --- streams ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Any
 
 from gossip.codec import PacketBuilder, encode_rows
@@ -30,57 +32,58 @@ class Parcel:
         now: float,
     ) -> None:
         self._hub, self._table, self._slots, self._datagrams = hub, table, slots, datagrams
-        self._rows = [table.rows[slot] for slot in slots]
-        self._sources = [table.sources[slot] for slot in slots]
-        self._ages = [_on_the_wire(now - table.set_at[slot]) for slot in slots]
-        self._own = 0
+        rows, set_at, givers = table.rows, table.set_at, table.sources
+        self._givers = [givers[slot] for slot in slots]
+        self._owners = [rows[slot].name for slot in slots]
+        self._encoded = [rows[slot].encoded for slot in slots]
+        self._ages = [int((now - set_at[slot]) / AGE_UNIT_S + 0.5) for slot in slots]
         if own is not None:
-            self._own = 1
-            self._rows.insert(0, own[0])
-            self._sources.insert(0, own[0].name)
-            self._ages.insert(0, _on_the_wire(now - own[1]))
-        self._sizes = [_size(len(row.encoded), age) for row, age in zip(self._rows, self._ages, strict=True)]
+            row, since = own
+            self._givers.insert(0, row.name)
+            self._owners.insert(0, row.name)
+            self._encoded.insert(0, row.encoded)
+            self._ages.insert(0, min(MAX_AGE - 1, int((now - since) / AGE_UNIT_S + 0.5)))
+        self._own = len(self._encoded) - len(slots)
+        self._sizes = list(map(_size, self._encoded, self._ages))
         #: Where the rest begins: no peer's first datagram ended before it.
-        self._taken = len(self._rows)
+        self._taken = len(self._encoded)
 
     def fill(self, packet: PacketBuilder, target: str) -> None:
-        """Put the head into a peer's first datagram."""
-        self._taken = min(self._taken, self._pack(packet, 0, target))
+        """Put the head into a peer's first datagram, without its own row and those that it gave us."""
+        flat: list[Any] = []
+        room, end, sizes = packet.room - _PART_HEADER, 0, self._sizes
+        for giver, owner in zip(self._givers[:MAX_ROWS], self._owners, strict=False):
+            if target not in (giver, owner):
+                room -= sizes[end]
+                if room < 0:
+                    break
+                flat += (self._ages[end], self._encoded[end])
+            end += 1
+        if flat:
+            packet.add(encode_rows(flat))
+        self._taken = min(self._taken, end)
 
     def rest(self) -> list[bytes]:
         """Give the further datagrams. With that the rows are passed on, and have their rank lowered."""
         packets: list[bytes] = []
-        while (share := self._datagrams - 1 - len(packets)) > 0 and self._taken < len(self._rows):
+        start, filled = self._taken, list(accumulate(self._sizes[self._taken :]))
+        while (share := self._datagrams - 1 - len(packets)) > 0 and self._taken < len(self._encoded):
             packet = self._hub.packet(min(1.0, share))
-            self._taken = self._pack(packet, self._taken, None)
-            if not len(packet):
+            before = filled[self._taken - start - 1] if self._taken > start else 0
+            end = start + bisect_right(filled, before + packet.room - _PART_HEADER)
+            end = min(end, self._taken + MAX_ROWS)
+            if end == self._taken:
                 break
+            flat: list[Any] = [None] * (2 * (end - self._taken))
+            flat[::2], flat[1::2] = self._ages[self._taken : end], self._encoded[self._taken : end]
+            packet.add(encode_rows(flat))
             packets.append(packet.build())
-        self._table.passed_on(self._slots[: self._taken - self._own])
+            self._taken = end
+        self._table.passed_on(self._slots[: max(0, self._taken - self._own)])
         return packets
 
-    def _pack(self, packet: PacketBuilder, start: int, target: str | None) -> int:
-        """Add rows from `start` on; gives the index of the first that did not fit."""
-        flat: list[Any] = []
-        room, end, sizes, sources = packet.room - _PART_HEADER, start, self._sizes, self._sources
-        for row in self._rows[start : start + MAX_ROWS]:
-            if target is None or (target != sources[end] and target != row.name):
-                room -= sizes[end]
-                if room < 0:
-                    break
-                flat.append(self._ages[end])
-                flat.append(row.encoded)
-            end += 1
-        if flat:
-            packet.add(encode_rows(flat))
-        return end
 
-
-def _on_the_wire(age_s: float) -> int:
-    age = int(age_s / AGE_UNIT_S + 0.5)
-    return age if age < MAX_AGE else MAX_AGE - 1
-
-
-def _size(encoded: int, age: int) -> int:
+def _size(encoded: bytes, age: int) -> int:
     """Bytes of a row in its packet, its age and the headers of both included."""
-    return encoded + (2 if encoded < 256 else 3) + (1 if age < 128 else 2 if age < 256 else 3 if age < 65536 else 5)
+    size = len(encoded)
+    return size + (2 if size < 256 else 3) + (1 if age < 128 else 2 if age < 256 else 3 if age < 65536 else 5)
