@@ -279,7 +279,9 @@ class Dispatcher:
         """Write a streamed answer, on as many legs as it takes."""
         call, plan = attempt.call, opened.plan
         headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
-        self._notes.answered(call, plan, opened.upstream.status, first_byte_s=self._clock() - call.arrived)
+        self._notes.answered(
+            call, plan, opened.upstream.status, first_byte_s=self._clock() - call.arrived, told=dict(opened.headers)
+        )
         carrier = Carrier(call, attempt, self._open_leg, self._clock)
         stream = CarriedStream(
             request,
