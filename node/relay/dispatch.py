@@ -31,7 +31,8 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
 from node.relay.ports import Cluster, Notes, Runner
-from node.room import RETRY_S, Denial, WaitingRoom
+from node.room import WaitingRoom
+from node.turns import RETRY_S, Denial
 from node.view import ClusterView
 
 #: A stream from a peer that gossip declared dead has this many seconds to show that it lives.

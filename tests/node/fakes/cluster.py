@@ -19,8 +19,9 @@ from node.assembly import Node
 from node.engine.client import EngineAddress, open_session
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineReady, EngineState
 from node.relay.deadlines import Deadlines
-from node.room import Denial, Entrance, Ticket, WaitingRoom
+from node.room import WaitingRoom
 from node.settings import Settings, make_settings
+from node.turns import Denial, Entrance, Ticket
 from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.engine import FakeEngine
 
