@@ -20,11 +20,11 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from node.bookings import Bookings
 from node.forecast import FEW, MAX_WAIT_S, Forecast
 from node.line import Line, gives_way
+from node.turns import Denial, Entrance, Queue, Ticket
 
 #: Lines whose past is remembered while nobody waits in them.
 MAX_LINES = 256
@@ -32,127 +32,8 @@ MAX_LINES = 256
 SHOWN_LINES = 16
 #: Requests of modest clients that wait beyond what a line may be long.
 MAX_MODEST = 4
-#: A turn that came to nothing goes on to so many others before the next event.
-MAX_PASSES = 2
 #: Changes of the cluster's state within this time, in seconds, give one turn together: rows come by the hundred.
 STIR_S = 0.02
-#: Somebody of each line decides anew at least this often, in seconds, even when nothing happened that we know of; and
-#: one of them asks those who seem to be full.
-RETRY_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Entrance:
-    """Who wants to wait. Times in seconds."""
-
-    line: str
-    client: str = ""
-    #: By what it is known again when it comes back: the same request has the same.
-    mark: int = 0
-    priority: int = 0
-    #: It had its turn already and lost the place it was given: it goes to the head of its client's requests.
-    first: bool = False
-    #: What a request of this model usually takes, and places per second that are expected until they are counted.
-    usual_s: float = 1.0
-    guess_per_s: float = 1.0
-    #: How long it is worth waiting, when the client has set a deadline.
-    patience_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Denial:
-    """Why somebody cannot wait (any longer), and after how many seconds to come back."""
-
-    why: str
-    after_s: int
-
-
-class Ticket:
-    """One waiting request; made by `WaitingRoom.join`."""
-
-    __slots__ = (
-        "_room",
-        "client",
-        "denial",
-        "joined_at",
-        "line",
-        "mark",
-        "modest",
-        "priority",
-        "probing",
-        "usual_s",
-        "woken",
-    )
-
-    def __init__(self, room: WaitingRoom, entrance: Entrance, now: float) -> None:
-        self._room = room
-        self.line = entrance.line
-        self.client = entrance.client
-        self.mark = entrance.mark
-        self.priority = entrance.priority
-        self.usual_s = entrance.usual_s
-        #: It was let into a line that is too long, because its client has so little of it.
-        self.modest = False
-        self.joined_at = now
-        self.woken = asyncio.Event()
-        #: Set when it must go.
-        self.denial: Denial | None = None
-        #: Nobody has asked for a while those who seem to be full: ask them too, what is known of them may be wrong.
-        self.probing = False
-
-    async def turn(self, timeout_s: float) -> bool:
-        """Wait for our turn (or our denial); False when ``timeout_s`` seconds passed first."""
-        try:
-            async with asyncio.timeout(max(timeout_s, 0.0)):
-                await self.woken.wait()
-        except TimeoutError:
-            if not self.woken.is_set():
-                return False
-        self.woken.clear()
-        return True
-
-    def give_way(self) -> None:
-        """Our turn came to nothing."""
-        self._room.give_way(self)
-
-    def leave(self, *, served: bool = False) -> None:
-        """Leave the line, with a place or without; the second call does nothing."""
-        self._room.quit(self, served=served)
-
-
-class _Queue:
-    """One line with somebody in it."""
-
-    def __init__(self, now: float) -> None:
-        self.line: Line[Ticket] = Line()
-        self.turn: Ticket | None = None
-        self.tried: list[Ticket] = []
-        #: Something changed while somebody had the turn.
-        self.missed = False
-        self.offered_at = self.probed_at = now
-        #: Those of rule 5 who wait.
-        self.modest = 0
-
-    def offer(self, now: float) -> None:
-        """Something has changed: everybody may try, beginning with the next."""
-        if self.turn is not None:
-            self.missed = True
-            return
-        self.tried.clear()
-        self.missed = False
-        self.offered_at = now
-        probing = now - self.probed_at >= RETRY_S
-        if probing:
-            self.probed_at = now
-        self.pass_on(probing=probing)
-
-    def pass_on(self, *, probing: bool = False) -> None:
-        """Give the turn to the next who has not tried."""
-        ticket = self.line.next(self.tried)
-        if ticket is not None:
-            self.turn = ticket
-            ticket.probing = probing
-            ticket.woken.set()
 
 
 class WaitingRoom:
@@ -161,7 +42,7 @@ class WaitingRoom:
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
         self._clock = clock
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, Queue] = {}
         self._past: OrderedDict[str, tuple[Forecast, Bookings]] = OrderedDict()
         self._count = 0
         self._stirring: asyncio.TimerHandle | None = None
@@ -179,7 +60,7 @@ class WaitingRoom:
         """Stand in line, or be denied. The caller must `Ticket.leave` in the end."""
         now = self._clock()
         forecast, bookings = self._known(entrance.line)
-        queue = self._queues.get(entrance.line) or _Queue(now)
+        queue = self._queues.get(entrance.line) or Queue(now)
         modest = False
         if not entrance.first and not bookings.take(entrance.client, entrance.mark, now):
             why = self._too_long(entrance, queue.line, now)
@@ -189,7 +70,7 @@ class WaitingRoom:
         if self._count >= self.limit and not self._make_room(entrance, queue, now):
             return Denial("The queue of this node is full.", self._after(entrance, now))
         if entrance.line not in self._queues:  # nobody waits there, or the last one had to go for our sake
-            queue = self._queues[entrance.line] = _Queue(now)
+            queue = self._queues[entrance.line] = Queue(now)
             forecast.opened(now, entrance.usual_s, owed=len(bookings))
         ticket = Ticket(self, entrance, now)
         ticket.modest = modest
@@ -237,21 +118,15 @@ class WaitingRoom:
 
     def retry(self, line: str) -> None:
         """Nothing has happened for a while, as far as this request of the line can tell."""
-        queue, now = self._queues.get(line), self._clock()
-        if queue is not None and now - queue.offered_at >= RETRY_S:
-            queue.offer(now)
+        queue = self._queues.get(line)
+        if queue is not None:
+            queue.retry(self._clock())
 
     def give_way(self, ticket: Ticket) -> None:
         """Called by `Ticket` only."""
         queue = self._queues.get(ticket.line)
-        if queue is None or queue.turn is not ticket:
-            return
-        queue.turn = None
-        queue.tried.append(ticket)
-        if queue.missed:
-            queue.offer(self._clock())
-        elif len(queue.tried) <= MAX_PASSES:
-            queue.pass_on()
+        if queue is not None and queue.turn is ticket:
+            queue.give_way(ticket, self._clock())
 
     def _stir_now(self) -> None:
         self._stirring = None
@@ -327,7 +202,7 @@ class WaitingRoom:
             f"Its turn would come in about {_seconds(expected_s)}, and it would wait for {_seconds(longest_s)} at most."
         )
 
-    def _is_modest(self, entrance: Entrance, queue: _Queue, now: float) -> bool:
+    def _is_modest(self, entrance: Entrance, queue: Queue, now: float) -> bool:
         if queue.modest >= MAX_MODEST or entrance.patience_s is not None:
             return False
         forecast, _ = self._known(entrance.line)
@@ -340,7 +215,7 @@ class WaitingRoom:
         rate = forecast.rate(now, entrance.guess_per_s)
         return bookings.book(entrance.client, entrance.mark, now, priority=entrance.priority, rate=rate, ahead=ahead)
 
-    def _make_room(self, entrance: Entrance, queue: _Queue, now: float) -> bool:
+    def _make_room(self, entrance: Entrance, queue: Queue, now: float) -> bool:
         """Send somebody less important away; False when there is nobody."""
         found = [least for each in self._queues.values() if (least := each.line.least()) is not None]
         if not found:

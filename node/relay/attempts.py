@@ -12,7 +12,7 @@ from node.outlook import Outlook
 from node.plan import Plan, Refusal, RouteOptions
 from node.relay.call import Call
 from node.relay.ports import Notes
-from node.room import Denial, Entrance, Ticket
+from node.turns import Denial, Entrance, Ticket
 from node.view import ClusterView
 
 #: Refusals by full targets before the request waits.
@@ -131,7 +131,7 @@ class Attempts:
         """It is our turn again: those that were full may have a place now."""
         self._busy.clear()
         self._bounces = self._asked = 0
-        self.must_wait = False
+        self.must_wait = self.keeps_turn = False
 
     def leave(self, notes: Notes, now: float, *, served: bool = False) -> None:
         """Leave the line, if we stand in one. ``served``: a target has taken the request."""

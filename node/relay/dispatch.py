@@ -41,7 +41,8 @@ from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
 from node.relay.ports import Cluster, Notes, Peers, Runner
 from node.relay.refused import Refused
 from node.relay.upstream import UpstreamSilentError
-from node.room import RETRY_S, Denial, WaitingRoom
+from node.room import WaitingRoom
+from node.turns import RETRY_S, Denial
 from node.view import ClusterView
 
 #: A stream from a peer that gossip declared dead has this many seconds to show that it lives.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from node.forecast import SHARE
-from node.room import Denial, Entrance, Ticket, WaitingRoom
+from node.room import WaitingRoom
+from node.turns import Denial, Entrance, Ticket
 
 PLACES = 8
 USUAL_S = 1.0

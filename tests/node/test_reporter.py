@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from node.admission import Admission, WaitingRoom
+from node.admission import Admission
 from node.engine.events import EngineDown, EngineModel, EngineProgress, EngineReady, EngineState
 from node.meter import LoadMeter
 from node.reporter import Reporter
+from node.room import WaitingRoom
 
 
 def test_each_end_of_the_engine_is_said_once() -> None:
     said: list[str] = []
-    meter, admission = LoadMeter(slots=1), Admission(1, WaitingRoom(1))
+    meter, admission = LoadMeter(slots=1), Admission(1, WaitingRoom(1, lambda: 0.0))
     reporter = Reporter("a", meter=meter, admission=admission, say=said.append, clock=lambda: 0.0)
     reporter.on_engine(EngineDown(EngineState.STARTING, ""))
     reporter.on_engine(EngineProgress("starting vLLM"))

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from node.bookings import MAX_AFTER_S
 from node.forecast import FEW, MAX_WAIT_S
-from node.room import MAX_LINES, MAX_MODEST, MAX_PASSES, RETRY_S, Denial, Entrance, Ticket, WaitingRoom
+from node.room import MAX_LINES, MAX_MODEST, WaitingRoom
+from node.turns import MAX_PASSES, RETRY_S, Denial, Entrance, Ticket
 
 
 class Hall:

@@ -19,8 +19,9 @@ from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineReady
 from node.engine.vitals import Look
 from node.relay.deadlines import Deadlines
 from node.relay.session import Session
-from node.room import Denial, Entrance, Ticket, WaitingRoom
+from node.room import WaitingRoom
 from node.settings import Settings, make_settings
+from node.turns import Denial, Entrance, Ticket
 from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.engine import FakeEngine
 from tests.node.fakes.faulty import FaultyEngine

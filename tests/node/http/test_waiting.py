@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from node import room
+from node import turns
 from node.http.options import MAX_PRIORITY, client_of
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask
@@ -184,7 +184,7 @@ async def test_a_peer_that_seems_full_is_not_asked_and_tried_in_the_end(
     nodes: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row says full and nothing more comes: what is known may be wrong."""
-    monkeypatch.setattr(room, "RETRY_S", 0.05)
+    monkeypatch.setattr(turns, "RETRY_S", 0.05)
     a, b = await nodes.add("a", models=["other"]), await nodes.add("b", max_running=1)
     await nodes.agree()
     full = await Full(b).fill()
@@ -201,7 +201,7 @@ async def test_a_peer_that_seems_full_is_not_asked_and_tried_in_the_end(
 async def test_one_whose_target_fails_in_its_turn_tries_the_next_at_once(
     nodes: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "RETRY_S", 60.0)
+    monkeypatch.setattr(turns, "RETRY_S", 60.0)
     a = await nodes.add("a", models=["other"])
     b, c = await nodes.add("b", max_running=1), await nodes.add("c", max_running=1)
     await nodes.agree()
