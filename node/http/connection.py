@@ -117,6 +117,8 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        del self._parser  # it knows us: a cycle, that would wait for the collector
         if self._body is not None:
             self._body.fail("the client is gone")
         if self._task is not None:

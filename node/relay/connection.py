@@ -194,6 +194,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End an answer whose length is the connection's, fail any other that is not whole."""
         self._transport = None
+        del self._parser  # it knows us: a cycle, that would wait for the collector
         if self._reading and not self._complete and self._error is None:
             if exc is None and self._head_done and not self._sized:
                 self._complete = True

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 
 from benches.child import Child
 from benches.peers import PEERS
 from benches.proxy.figures import Table, report
-from benches.proxy.footprint import SIZES, STARTS, footprint
+from benches.proxy.footprint import footprint
 from benches.proxy.measure import Measure, idle_streams, soak
 from benches.proxy.subjects import NotStarted, Stage, Subject
 from benches.result import Result, Target, say
@@ -45,9 +46,11 @@ KINDS = ("c1", "c16", "sessions", "burst", "paced", "large")
 #: Too slow for anything but this: it would take the time of all the others.
 ONLY = {"litellm": ("c1", "c16")}
 ROUNDS, ROUND_S = 3, 0.8
-QUICK_ROUNDS, QUICK_ROUND_S = 1, 0.25
+QUICK_ROUNDS, QUICK_ROUND_S = 1, 0.15
 WARM, SLOW_WARM = 200, 20
-QUICK_SIZES = (1, 3)
+#: A quick run leaves out what no target is held against, and looks shorter at what is idle.
+NOT_QUICK = ("haproxy", "nginx", "plain")
+QUICK_SIZES, QUICK_CALM_S, QUICK_WATCH_S = (1, 3), 1.0, 3.0
 SOAK, QUICK_SOAK = 100_000, 4_000
 
 
@@ -70,7 +73,7 @@ def run(options: argparse.Namespace) -> Result:
     kinds = [kind for kind in KINDS if not options.kinds or kind in options.kinds.split(",")]
     result = Result("proxy", TARGETS)
     with Stage() as stage, Child("benches.proxy.generator") as load:
-        subjects = _start(stage, result, only)
+        subjects = _start(stage, result, only, () if only or not quick else NOT_QUICK)
         measure = Measure(load)
         table: Table = {}
         for number in range(rounds):
@@ -83,6 +86,7 @@ def run(options: argparse.Namespace) -> Result:
                         table.setdefault((kind, subject.name), []).append(sample)
         report(result, table)
         idle = [] if options.kinds else [s for s in subjects if s.pids and s.name not in ONLY]
+        idle = [s for s in idle if s.name == "local"] if quick else idle
         memory = {s.name: idle_streams(load, s) for s in idle}
         for name, (each_kb, idle_mb) in memory.items():
             result.add(f"{name}_kb_per_idle_stream", each_kb)
@@ -91,27 +95,33 @@ def run(options: argparse.Namespace) -> Result:
         if ours is not None and total:
             result.add("rss_growth_mb_per_million", soak(load, ours, total))
     if not only:
-        footprint(result, sizes=QUICK_SIZES if quick else SIZES, starts=1 if quick else STARTS)
+        if quick:
+            footprint(result, sizes=QUICK_SIZES, starts=1, calm_s=QUICK_CALM_S, watch_s=QUICK_WATCH_S)
+        else:
+            footprint(result)
     result.note("workers2_rps_scale: a node has one process; see docs/dataplane.md")
     return result
 
 
-def _start(stage: Stage, result: Result, only: set[str]) -> list[Subject]:
-    """Start what is at hand; the rest is noted."""
-    found = [stage.direct]
-    ways = {"plain": stage.plain, "local": stage.local, "forwarded": stage.forwarded, "cluster": stage.cluster}
-    for name in [*PEERS, *ways]:
-        if only and name not in only:
+def _start(stage: Stage, result: Result, only: set[str], without: Sequence[str]) -> list[Subject]:
+    """Start what is at hand, the peers all at once; the rest is noted."""
+    began = time.monotonic()
+    found, begun = [stage.direct], []
+    for name, peer in PEERS.items():
+        if (only and name not in only) or name in without:
             continue
-        began = time.monotonic()
-        peer = PEERS.get(name)
-        if peer is not None and not peer.ready:
+        if not peer.ready:
             result.note(f"{name} is left out: {peer.absent or 'not here, see `scripts/bench peers install`'}")
             continue
+        begun.append(stage.peer(name))
+    ways = {"plain": stage.plain, "local": stage.local, "forwarded": stage.forwarded, "cluster": stage.cluster}
+    for name, way in ways.items():
+        if not ((only and name not in only) or name in without):
+            found.append(stage.ready(way()))
+    for subject in begun:
         try:
-            found.append(ways[name]() if peer is None else stage.peer(name))
+            found.append(stage.ready(subject))
         except NotStarted as error:
-            result.note(f"{name} is left out: it did not start ({error})")
-            continue
-        say(f"  {name} is up after {time.monotonic() - began:.1f} s")
+            result.note(f"{subject.name} is left out: it did not start ({error})")
+    say(f"  all are up after {time.monotonic() - began:.1f} s")
     return found

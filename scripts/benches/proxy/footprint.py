@@ -22,7 +22,14 @@ START_S = 30.0
 STARTS = 5
 
 
-def footprint(result: Result, *, sizes: Sequence[int] = SIZES, starts: int = STARTS) -> None:
+def footprint(
+    result: Result,
+    *,
+    sizes: Sequence[int] = SIZES,
+    starts: int = STARTS,
+    calm_s: float = CALM_S,
+    watch_s: float = WATCH_S,
+) -> None:
     """Add start-up time, memory, and idle shares of a core for each size of cluster."""
     with Stage() as stage:
         times = sorted(_timed_start(stage, f"start{i}") for i in range(starts))
@@ -31,12 +38,12 @@ def footprint(result: Result, *, sizes: Sequence[int] = SIZES, starts: int = STA
     for size in sizes:
         with Stage() as stage:
             nodes = _cluster(stage, size)
-            time.sleep(CALM_S)
+            time.sleep(calm_s)
             each = [node.family() for node in nodes]
             before = [procs.cpu_s(pids) for pids in each]
-            time.sleep(WATCH_S)
+            time.sleep(watch_s)
             used = sorted(procs.cpu_s(pids) - was for pids, was in zip(each, before, strict=True))
-            result.add(f"idle_core_share_n{size}", used[len(used) // 2] / WATCH_S)
+            result.add(f"idle_core_share_n{size}", used[len(used) // 2] / watch_s)
             result.add(f"idle_rss_mb_n{size}", max(map(procs.rss_mb, each)))
 
 

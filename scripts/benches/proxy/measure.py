@@ -17,7 +17,7 @@ from benches.result import say
 #: Share of failed requests from which a measurement counts as none.
 MAX_FAILED = 0.01
 #: Paced streams are measured for the time of so many of them, one after the other.
-ANSWERS = 4
+ANSWERS = 3
 #: Seconds from the start of the idle streams to the look at the memory: all are open then, none has ended.
 SETTLE_S = 3.2
 #: The soak warms up with this share of its requests before it looks at the memory, and looks so many times.

@@ -146,13 +146,13 @@ class Stage:
     def local(self) -> Subject:
         """One node: entry and target are the same."""
         node = self.node("local", self.backends[0])
-        return self.ready(Subject("local", node.ports, node.pids))
+        return Subject("local", node.ports, node.pids)
 
     def forwarded(self) -> Subject:
         """Two nodes; the engine of the entry serves another model, so that every request is forwarded."""
         target = self.ready(self.node("target", self.backends[1]))
         entry = self.node("entry", self.other, join=target.ports[0])
-        return self.ready(Subject("forwarded", entry.ports, entry.pids + target.pids))
+        return Subject("forwarded", entry.ports, entry.pids + target.pids)
 
     def cluster(self) -> Subject:
         """Two nodes with an engine each; clients talk to both."""
@@ -166,13 +166,13 @@ class Stage:
         """The plain aiohttp proxy."""
         (port,) = free_ports(1)
         command = [sys.executable, "-m", "benches.proxy.plain", str(port), *self.backends]
-        return self.ready(Subject("plain", [port], [self.start("plain", command)]))
+        return Subject("plain", [port], [self.start("plain", command)])
 
     def peer(self, name: str) -> Subject:
-        """A peer by name."""
+        """Start a peer by name; it is ready when `ready` says so."""
         port, other = free_ports(2)
         command, variables = _COMMANDS[name](self, port, other)
-        return self.ready(Subject(name, [port], [self.start(name, command, **variables)]))
+        return Subject(name, [port], [self.start(name, command, **variables)])
 
 
 _Command = tuple[list[str], dict[str, str]]

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from node.http.connection import Connection
 from node.prompt import ParsedRequest
+from node.relay import connection as upstream
 from tests.node.fakes.client import connect
 from tests.node.fakes.cluster import Cluster, cluster
 from tests.node.http.bodies import CHAT, chat
@@ -43,3 +45,19 @@ async def test_no_request_is_left_to_the_collector(nodes: Cluster, target: str, 
     assert not [thing for thing in gc.garbage if isinstance(thing, ParsedRequest)], Counter(
         type(thing).__name__ for thing in gc.garbage
     )
+
+
+async def test_no_connection_is_left_to_the_collector(nodes: Cluster, kept: None) -> None:
+    for _ in range(5):
+        async with connect("127.0.0.1", nodes[0].port) as client:
+            target = (("x-grapevine-force-target", "b"), ("Connection", "close"))
+            assert (await client.ask("POST", CHAT, target, chat())).status == 200
+    assert nodes[0].node.client._session is not None
+    await nodes[0].node.client._session.close()
+    await nodes[0].until(lambda: not nodes[0].node.client._session._open and not _open(nodes))  # type: ignore[union-attr]
+    gc.collect()
+    assert not [thing for thing in gc.garbage if isinstance(thing, Connection | upstream.Connection)]
+
+
+def _open(nodes: Cluster) -> int:
+    return sum(len(member.node._http._connections) for member in nodes.members if member.node._http is not None)
