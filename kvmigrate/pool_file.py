@@ -2,8 +2,9 @@
 
 Rules:
 1. The owner holds an exclusive flock for the life of the file. A file that can be locked has no owner.
-2. A file is never truncated or reused: a process that still maps a dead owner's file keeps its own copy of it, and
-   cannot be killed by SIGBUS. A new owner unlinks the old file and makes a new one.
+2. A file is never truncated or reused: a process that still maps a dead owner's file cannot be killed by SIGBUS. A new
+   owner, or whoever sweeps up, unlinks the old file and takes its memory away: it reads as zeros then, which have no
+   block's digest.
 3. A page is backed by memory before anybody is told to write it: a full file system is an error here and not a
    SIGBUS in the engine.
 """
