@@ -21,7 +21,7 @@ If you edit a format here, raise `LAYOUT_VERSION`.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from .errors import LocalError, PoolSizeError, RemoteError
@@ -57,16 +57,13 @@ class Geometry:
     block_bytes: int
     slots: int
     ranks: int
+    stride: int = field(init=False, repr=False, compare=False)  #: from one slot's data to the next: whole pages
+    data_offset: int = field(init=False, repr=False, compare=False)  #: of slot 0's data
 
-    @property
-    def stride(self) -> int:
-        """Distance between the data of two slots: block_bytes rounded up to pages."""
-        return _page_up(self.block_bytes)
-
-    @property
-    def data_offset(self) -> int:
-        """Offset of slot 0's data."""
-        return _page_up(PAGE_BYTES + SLOT_HEADER_BYTES * self.slots)
+    def __post_init__(self) -> None:
+        """Compute once what every access needs."""
+        object.__setattr__(self, "stride", _page_up(self.block_bytes))
+        object.__setattr__(self, "data_offset", _page_up(PAGE_BYTES + SLOT_HEADER_BYTES * self.slots))
 
     @property
     def total_bytes(self) -> int:

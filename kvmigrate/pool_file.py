@@ -2,8 +2,9 @@
 
 Rules:
 1. The owner holds an exclusive flock for the life of the file. A file that can be locked has no owner.
-2. A file is never truncated or reused: a process that still maps a dead owner's file keeps its own copy of it, and
-   cannot be killed by SIGBUS. A new owner unlinks the old file and makes a new one.
+2. A file is never truncated or reused: a process that still maps a dead owner's file cannot be killed by SIGBUS. A new
+   owner, or whoever sweeps up, unlinks the old file and takes its memory away: it reads as zeros then, which have no
+   block's digest.
 3. A page is backed by memory before anybody is told to write it: a full file system is an error here and not a
    SIGBUS in the engine.
 """
@@ -14,12 +15,16 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Final
 
 from .errors import LocalError, PoolOwnedError, PoolSizeError
 from .layout import MAGIC, PAGE_BYTES
 
+#: Looks at a file that is locked before it is believed to have an owner, and seconds between them.
+TRIES: Final = 5
+TRY_AGAIN_S: Final = 0.02
 #: Files that one sweep looks at.
 MAX_SWEPT: Final = 1024
 
@@ -32,8 +37,12 @@ class PoolFile:
 
     def __init__(self, path: Path, capacity: int) -> None:
         self.path = path
-        remove_if_stale(path)
-        if path.exists():
+        for _ in range(TRIES):
+            remove_if_stale(path)
+            if not path.exists():
+                break
+            time.sleep(TRY_AGAIN_S)  # another node may be about to sweep it up
+        else:
             raise PoolOwnedError(f"KV pool {path} belongs to another running process; give this node its own name")
         _check_space(path, capacity)
         self._fd = _create(path, capacity)
@@ -89,8 +98,10 @@ def remove_if_stale(path: Path) -> bool:
         head = os.pread(fd, len(MAGIC), 0)
         if head and head.strip(b"\0") and head != MAGIC:
             raise LocalError(f"{path} exists and is no KV pool; remove it or choose another path")
-        _give_up(fd)
-        return _unlink_same(path, fd)
+        gone = _unlink_same(path, fd)
+        if gone:
+            _give_up(fd)  # after the name is free: this takes a while, and its next owner may be starting
+        return gone
     except BlockingIOError:
         return False
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from . import wire
@@ -22,6 +22,7 @@ from .errors import RemoteError
 #: Large enough to keep a fast link busy between two reads, small enough that a piece is still in the L2 cache when it
 #: is hashed.
 PIECE_BYTES: Final = 256 << 10
+_NO_PROGRESS: Final = "no progress in time"
 _SHORTEST_S: Final = 0.001  # 0 would mean no limit
 
 
@@ -67,8 +68,10 @@ class Transport:
         """Send a block straight from memory."""
         prefix = memoryview(wire.encode(header))
         self._arm(socket.SO_SNDTIMEO, deadline)
-        with _timeouts():
+        try:
             sent = self.socket.sendmsg([prefix, data])
+        except BlockingIOError as error:
+            raise TimeoutError(_NO_PROGRESS) from error
         self._send_all(prefix[sent:], deadline)
         self._send_all(data[max(0, sent - len(prefix)) :], deadline)
 
@@ -76,6 +79,8 @@ class Transport:
         """Receive a control frame, or the header of a block (then call `receive_data`)."""
         self._fill(memoryview(self._prefix), deadline)
         prefix = wire.read_prefix(self._prefix)
+        if not prefix.body:
+            return wire.decode(prefix, b"")
         body = bytearray(prefix.body)
         self._fill(memoryview(body), deadline)
         return wire.decode(prefix, body)
@@ -99,8 +104,10 @@ class Transport:
     def wait_readable(self, deadline: Deadline) -> bool:
         """Wait until something arrives; False when the other side hung up instead. TimeoutError when nothing does."""
         self._arm(socket.SO_RCVTIMEO, deadline)
-        with _timeouts():
+        try:
             return bool(self.socket.recv(1, socket.MSG_PEEK))
+        except BlockingIOError as error:
+            raise TimeoutError(_NO_PROGRESS) from error
 
     def close(self) -> None:
         """Close the connection. Idempotent; wakes a thread that waits in it."""
@@ -111,8 +118,10 @@ class Transport:
     def _send_all(self, data: memoryview, deadline: Deadline) -> None:
         while data:
             self._arm(socket.SO_SNDTIMEO, deadline)
-            with _timeouts():
+            try:
                 data = data[self.socket.send(data) :]
+            except BlockingIOError as error:
+                raise TimeoutError(_NO_PROGRESS) from error
 
     def _fill(self, target: memoryview, deadline: Deadline) -> None:
         while target:
@@ -121,8 +130,10 @@ class Transport:
     def _some(self, target: memoryview, deadline: Deadline) -> int:
         """Receive all of the target, or as much as comes in time."""
         self._arm(socket.SO_RCVTIMEO, deadline)
-        with _timeouts():
+        try:
             got = self.socket.recv_into(target, len(target), socket.MSG_WAITALL)
+        except BlockingIOError as error:  # what a blocking socket says when its SO_...TIMEO is over
+            raise TimeoutError(_NO_PROGRESS) from error
         if not got:
             raise ConnectionResetError("the other side closed the connection")
         return got
@@ -134,14 +145,6 @@ class Transport:
             seconds = int(wait)
             self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, int((wait - seconds) * 1e6)))
             self._limits[option] = wait
-
-
-@contextlib.contextmanager
-def _timeouts() -> Iterator[None]:
-    try:
-        yield
-    except BlockingIOError as error:  # what a blocking socket says when its SO_...TIMEO is over
-        raise TimeoutError("no progress in time") from error
 
 
 def unexpected(message: wire.Message) -> RemoteError:

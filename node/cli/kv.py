@@ -28,6 +28,7 @@ def kv(context: click.Context, node: str | None, as_json: bool, state_dir: Path 
     `grapevine kv warm --from NODE` copies the hottest prefixes of another node.
     """
     if context.invoked_subcommand is not None:
+        context.obj = {"node": node, "as_json": as_json, "state_dir": state_dir}  # may stand before the subcommand too
         return
     url = find_node(node, state_dir)
     state = ask(url, "/gossip/state")
@@ -49,7 +50,9 @@ def kv(context: click.Context, node: str | None, as_json: bool, state_dir: Path 
     "--deadline", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="Most seconds."
 )
 @click.option("--admin-token", envvar="GRAPEVINE_ADMIN_TOKEN", help="Admin token of the node.")
+@click.pass_obj
 def warm(  # noqa: PLR0917 - click gives them by name
+    before: Mapping[str, Any],
     node: str | None,
     as_json: bool,
     state_dir: Path | None,
@@ -62,7 +65,8 @@ def warm(  # noqa: PLR0917 - click gives them by name
 
     It may be cut short and repeated: what is here already is not copied again.
     """
-    url = find_node(node, state_dir)
+    url = find_node(node or before["node"], state_dir or before["state_dir"])
+    as_json = as_json or before["as_json"]
     body: dict[str, object] = {"from": source}
     if max_gib is not None:
         body["max_bytes"] = max(1, int(max_gib * GIB))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def render(result: Result, command: Sequence[str]) -> str:
 def _table(result: Result) -> list[str]:
     """One row per figure without its size, one column per size; a figure that misses its target is bold."""
     cells = {split(name): value for name, value in result.figures.items()}
-    sizes = sorted({size for _, size in cells}, key=lambda s: (len(s), s))
+    sizes = sorted({size for _, size in cells}, key=_magnitude)
     names = list(dict.fromkeys(name for name, _ in cells))
     lines = ["| figure | " + " | ".join(size or "-" for size in sizes) + " | target |", "|---" * (len(sizes) + 2) + "|"]
     for name in names:
@@ -59,9 +60,14 @@ def _table(result: Result) -> list[str]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split `row_age_p50_s_n100` into the figure and its size, `n100`; the size is empty where there is none."""
+    """Split `row_age_p50_s_n100` into the figure and its size (`n100`, or `64k`, `1m` of bytes), empty without one."""
     stem, _, last = name.rpartition("_")
-    return (stem, last) if last[:1] == "n" and last[1:].isdigit() else (name, "")
+    return (stem, last) if re.fullmatch(r"n\d+|\d+[km]", last) else (name, "")
+
+
+def _magnitude(size: str) -> tuple[int, int]:
+    """Order of the columns."""
+    return ("km".find(size[-1:]) if size else -1, int(size.strip("nkm") or 0))
 
 
 def _joined(name: str, size: str) -> str:

@@ -244,6 +244,16 @@ async def test_a_source_of_another_fingerprint_is_named_with_what_differs(
     taker.close()
 
 
+async def test_a_source_with_another_number_of_ranks_gives_nothing(
+    pools: Pools, target: Target, serve: Callable[..., TransferServer]
+) -> None:
+    two = pools(32, ranks=2)
+    store(two, chain(5), ranks=2)
+    result = await target.pull(at(serve(two)))
+    target.check(result, Reason.MISMATCH, 0)
+    assert result.detail == "the blocks here have 2 ranks"
+
+
 # -- the link ------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import signal
@@ -73,6 +74,21 @@ def test_the_memory_of_a_dead_owner_is_free_although_an_engine_still_maps_its_fi
         assert remove_stale_files(tmp_path / "own.kvpool") == [tmp_path / "test.kvpool"]
         assert os.fstat(held.fileno()).st_blocks * 512 <= 4096
         assert mapped[-BLOCK:] == bytes(BLOCK)  # zeros, which have the digest of no block
+
+
+def test_a_name_that_another_node_is_sweeping_up_can_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end(owner(tmp_path))
+    sweeper = (tmp_path / "test.kvpool").open("rb")
+    fcntl.flock(sweeper, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def finish(_: float) -> None:
+        (tmp_path / "test.kvpool").unlink(missing_ok=True)
+        sweeper.close()
+
+    monkeypatch.setattr(pool_file.time, "sleep", finish)
+    pool = make_pool(tmp_path)
+    assert pool.path.exists()
+    pool.close()
 
 
 def test_a_file_that_is_no_pool_is_not_overwritten(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_warming_says_what_came(
     assert asked == [("/admin/kv/warm", {"from": "b", "max_bytes": 1 << 29})]
 
 
+def test_the_node_may_be_named_before_the_subcommand(run: Callable[..., Result], url: str, answers: Answers) -> None:
+    answers["/admin/kv/warm"] = step()
+    result = run("kv", "--node", url, "--json", "warm", "--from", "b")
+    assert result.exit_code == 0 and json.loads(result.output)["whole"] is True
+
+
 def test_warming_goes_on_until_its_deadline(
     run: Callable[..., Result], url: str, answers: Answers, asked: list[tuple[str, Any]]
 ) -> None:
