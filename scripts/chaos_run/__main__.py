@@ -57,7 +57,7 @@ def _run(
     engines = KINDS[options.engines]
     scene = Scene(engines, options.nodes, options.seed, folder, world, _say)
     if options.rolling:
-        return rolling(scene, seconds)
+        return rolling(scene, seconds, options.rate)
     leave_out = {What.CUT_LINK, What.CUT_NODE} if world.no_cuts else set()
     leave_out |= {what for what in What if what.value in options.without}
     if not engines.journals:

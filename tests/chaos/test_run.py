@@ -35,5 +35,5 @@ def test_half_a_minute_of_chaos_loses_nothing() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_rolling_restart_loses_nothing_and_nobody() -> None:
-    figures, said = chaos("--nodes", "3", "--minutes", "0.05", "--rolling")
+    figures, said = chaos("--nodes", "3", "--minutes", "0.05", "--rolling", "--rate", "0.5")
     assert figures["restarts"] == 3 and figures["entry_lost"] == 0, said
