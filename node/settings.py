@@ -227,9 +227,13 @@ class Settings:
 
     @property
     def pool_path(self) -> Path:
-        """File of the pool of KV blocks: in shared memory where the host has it."""
+        """File of the pool of KV blocks: in shared memory where the host has it.
+
+        A name is unique within a run directory (`node.runfiles`), so the file's name tells both.
+        """
         if os.access(dirs.SHARED_MEMORY, os.W_OK):
-            return dirs.SHARED_MEMORY / f"grapevine-{os.getuid()}-{self.name}.kv"
+            other = "" if self.run_dir == _absolute(dirs.default_run_dir()) else f"-{_short_digest(self.run_dir)}"
+            return dirs.SHARED_MEMORY / f"grapevine-{os.getuid()}-{self.name}{other}.kv"
         return self.run_dir / f"{self._short_name}.kv"
 
     @property
@@ -242,7 +246,7 @@ class Settings:
         room = dirs.MAX_SOCKET_PATH - len(os.fsencode(self.run_dir)) - len("/.engine")
         if len(self.name) <= room:
             return self.name
-        return hashlib.blake2b(self.name.encode(), digest_size=6).hexdigest()
+        return _short_digest(self.name)
 
     def public(self) -> dict[str, object]:
         """All settings but the secrets, as plain JSON values."""
@@ -299,6 +303,10 @@ def check_pool_fits(settings: Settings) -> None:
             f"--kv-pool-gib {settings.kv_pool_gib:g} does not fit: {path.parent} has {free / GIB:.2f} GiB "
             "free; give less, enlarge it, or use --no-kv"
         )
+
+
+def _short_digest(text: str | Path) -> str:
+    return hashlib.blake2b(os.fsencode(text), digest_size=6).hexdigest()
 
 
 def _absolute(path: str | Path) -> Path:

@@ -2,8 +2,10 @@
 
 The engines run in float32: where a test compares text, two ways to the same answer must not differ by rounding
 (in bfloat16 a prefill and a decode of the same token round differently). `scripts/quickstart` covers bfloat16.
+It ends with the last of these tests: the others need its memory and its two cores.
 """
 
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,32 +27,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(ENGINE_START_LIMIT_S + 300))
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=180)) as opened:
         yield opened
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def cluster(
     session: aiohttp.ClientSession, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalCluster]:
-    started = LocalCluster(
-        tmp_path_factory.mktemp("cluster"),
-        NAMES,
-        args=("--no-mdns", "--cluster", "e2e", "--kv-pool-gib", "1.5"),
-        engine_args=ENGINE_ARGS,
-        # The development endpoints of vLLM let a test empty the engine's own prefix cache, so that the pool answers.
-        env={"VLLM_SERVER_DEV_MODE": "1", "GRAPEVINE_ADMIN_TOKEN": ADMIN_TOKEN},
-    )
-    try:
-        await started.start_all()
-        await started.wait_ready(session)
-        yield started
-    finally:
-        await started.stop_all()
+    # A run directory of its own: a cluster of the same names may run on this host. Sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="gv-") as run_dir:
+        started = LocalCluster(
+            tmp_path_factory.mktemp("cluster"),
+            NAMES,
+            args=("--no-mdns", "--cluster", "e2e", "--kv-pool-gib", "1.5", "--run-dir", run_dir),
+            engine_args=ENGINE_ARGS,
+            # The development endpoints of vLLM let a test empty the engine's own prefix cache: the pool answers then.
+            env={"VLLM_SERVER_DEV_MODE": "1", "GRAPEVINE_ADMIN_TOKEN": ADMIN_TOKEN},
+        )
+        try:
+            await started.start_all()
+            await started.wait_ready(session)
+            yield started
+        finally:
+            await started.stop_all()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(cluster: LocalCluster, session: aiohttp.ClientSession) -> Client:
     return Client(cluster, session)

@@ -356,3 +356,10 @@ def test_an_engine_url_that_cannot_be_asked_is_refused_at_once(url: str) -> None
     with pytest.raises(SettingsError, match="--engine-url"):
         make_settings(engine_url=url)
     assert make_settings(engine_url="http://[::1]:8000/v1").engine_url
+
+
+def test_two_nodes_of_one_name_in_different_run_directories_never_share_a_pool(tmp_path: Path) -> None:
+    usual = make_settings(name="a")
+    first, second = (make_settings(name="a", run_dir=tmp_path / where) for where in ("x", "y"))
+    assert len({usual.pool_path, first.pool_path, second.pool_path}) == 3
+    assert make_settings(name="a", run_dir=tmp_path / "x").pool_path == first.pool_path, "a restart finds its pool"

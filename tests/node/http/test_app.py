@@ -92,7 +92,7 @@ def port_of(line: str) -> int:
 
 
 def pools(name: str) -> list[Path]:
-    return list(Path("/dev/shm").glob(f"grapevine-*-{name}.kv"))
+    return list(Path("/dev/shm").glob(f"grapevine-*-{name}-*.kv"))
 
 
 def leftovers(folder: Path) -> list[Path]:
