@@ -3,9 +3,9 @@
 A leg is one attempt to run the request, or the rest of it. The order of the ways (docs/http.md has the table):
 
 1. All choices have ended: nothing is left to compute, the last events are written here.
-2. Nothing that was computed has been shown: the request runs again from its beginning, whatever it is.
-3. By tokens, where the request allows it and the engine told the ids.
-4. Again and verified, where a second run says the same.
+2. By tokens, where the request allows it and the engine told the ids.
+3. Again from its beginning: whatever it is, when the client has nothing of the answer; else verified, where a second
+   run says the same.
 
 What the request has tried (`Attempts`) stays the same object over all legs: a target that was lost is left out, and a
 request that broke too many of them is given up.
@@ -139,11 +139,11 @@ class Carrier:
             attempt.fail(lost.target, lost.why, reached=True)
         if attempt.exhausted:
             raise CannotCarryError("as many nodes as may be tried failed with this request")
-        if not self.carriage.tokens and self.record.begun:
+        if not self.carriage.tokens and self.record.tokens:
             try:
                 return await self._by_tokens()
             except CannotCarryError:
-                if self.carriage.again:
+                if self.carriage.again and self.record.begun:
                     raise
         return await self._again()
 
@@ -158,6 +158,8 @@ class Carrier:
 
     async def _again(self) -> Leg:
         record = self.record
+        if not record.begun:
+            record.forget()
         opened, finish = await self._open_leg(self.call, None)
         return Leg(opened, finish, Replay(record) if record.choices else record)
 

@@ -107,7 +107,7 @@ def strands(record: Record, ask: Asked) -> list[Strand]:
             continue
         if choice.length and not choice.ids:
             raise CannotCarryError("its engine gives no token ids")
-        if choice.others or choice.logprobs:
+        if choice.others or choice.logprobs or choice.parsed:
             raise CannotCarryError("the engine keeps state for what it has shown beside the text")
         keep = len(choice.ids) if _lags(ask) else choice.safe
         found.append(Strand(index, keep))

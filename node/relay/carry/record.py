@@ -63,12 +63,9 @@ class Choice:
     others: dict[str, StringIO] = field(default_factory=dict)
     logprobs: int = 0
     opened: bool = False
+    #: A parser in the engine has swallowed tokens: they stand for more than text.
+    parsed: bool = False
     finish_reason: str | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything that was computed has been shown."""
-        return bool(self.ids or self.length or self.others or self.logprobs)
 
     def stream(self, name: str) -> StringIO:
         """One of its streams, begun when there is none."""
@@ -188,6 +185,7 @@ class Record:
         return state
 
     def _others(self, state: Choice, delta: Fields) -> None:
+        state.parsed = state.parsed or not delta
         for name, value in other_streams(delta):
             state.stream(name).write(value)
             self._chars += len(value)
@@ -216,8 +214,16 @@ class Record:
 
     @property
     def begun(self) -> bool:
-        """Whether anything that was computed has been shown; roles and other openings do not count."""
-        return any(choice.begun for choice in self.choices.values())
+        """Whether the client has anything that was computed; roles do not count, nor ids that are not shown to it."""
+        return any(
+            choice.length or choice.others or choice.logprobs or choice.finish_reason or (self._own_ids and choice.ids)
+            for choice in self.choices.values()
+        )
+
+    def forget(self) -> None:
+        """Begin anew with an answer of which the client has nothing but its opening."""
+        for choice in self.choices.values():
+            choice.ids, choice.safe, choice.width, choice.parsed = array("I"), 0, 0, False
 
     @property
     def complete(self) -> bool:

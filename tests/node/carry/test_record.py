@@ -61,6 +61,18 @@ def test_events_that_exist_only_for_the_ids_are_not_shown() -> None:
     assert list(record.choices[0].ids) == [5, 6]
 
 
+def test_what_the_client_has_is_what_counts_as_begun() -> None:
+    record, own = Record(), Record(own_ids=True)
+    for event in (opening(prompt=[1]), chat("", [2]), delta({}, [3])):
+        record.take(event)
+        own.take(event)
+    assert not record.begun and own.begun and record.choices[0].parsed
+    record.forget()
+    assert not record.choices[0].ids and not record.choices[0].parsed
+    record.take(chat("a", [4]))
+    assert record.begun
+
+
 def test_streams_beside_the_text_are_noted_by_name() -> None:
     record = Record()
     call = {"index": 0, "id": "x", "type": "function", "function": {"name": "f", "arguments": ""}}

@@ -138,7 +138,8 @@ def test_min_tokens_of_several_choices_cannot_be_told_to_one_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", [chat("a", None), delta({"reasoning": "hm"}, [1]), chat("a", [1], logprobs={"content": [{}]})]
+    "event",
+    [chat("a", None), delta({"reasoning": "hm"}, [1]), delta({}, [1]), chat("a", [1], logprobs={"content": [{}]})],
 )
 def test_what_was_shown_beside_the_text_closes_the_way(event: bytes) -> None:
     record = Record()
