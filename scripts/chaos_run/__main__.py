@@ -63,7 +63,7 @@ def _run(
     if not engines.journals:
         leave_out.add(What.FILL)  # whose answers nobody knows
     config = PlanConfig(every_s=options.every, rest_s=engines.rest_s)
-    plan = make_plan(names(options.nodes, world), seconds, options.seed, config, leave_out)
+    plan = make_plan(names(options.nodes), seconds, options.seed, config, leave_out)
     return planned(scene, plan, seconds, options.rate or engines.rate)
 
 
