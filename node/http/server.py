@@ -104,6 +104,11 @@ class HttpServer:
                 if connection not in self._busy:  # a busy one would lose what its client still sends
                     connection.close()
 
+    @property
+    def answering(self) -> int:
+        """Requests that are being answered now."""
+        return len(self._busy)
+
     async def idle(self) -> None:
         """Wait until no request is being answered."""
         await self._idle.wait()
