@@ -96,6 +96,8 @@ class Carrier:
         self._clock = clock
         self.carriage = carriage
         self.record = Record(own_ids=carriage.own_ids, choices=call.parsed.prompts * call.parsed.answers)
+        #: Seconds that a tokenizer was waited for, all legs together.
+        self.asking_s = 0.0
         self._fields: Mapping[str, object] | None = None
 
     def why_not(self) -> str:
@@ -168,9 +170,11 @@ class Carrier:
     async def _by_tokens(self) -> Leg:
         record, ask = self.record, self._asked()
         found = strands(record, ask)
+        began = self._clock()
         for question in needed(record, ask, found):
             strand = next(strand for strand in found if strand.index == question.index)
             await self._settle(strand, question)
+        self.asking_s += self._clock() - began
         fitted = 0
 
         def fit(plan: Plan, view: ClusterView) -> Call:

@@ -261,11 +261,12 @@ class CarriedStream:
             pause_s = now - self._told_at
             self._on_carried(lost, pause_s, "")
             _log.info(
-                "carried a stream from %s to %s: %s; %.2f s until that was known, a pause of %.2f s in all",
+                "carried a stream from %s to %s: %s; known after %.2f s, %.2f s for a tokenizer, a pause of %.2f s",
                 lost.target,
                 self._leg.opened.plan.target,
                 lost.why,
                 self._known_at - self._told_at,
+                self._carrier.asking_s,
                 pause_s,
             )
         self._told_at = now
