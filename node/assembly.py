@@ -267,8 +267,9 @@ class Node:
         await self.drainer.resume()
 
     def drain_status(self) -> dict[str, object]:
-        """How the drain goes."""
-        return {**self.drainer.status(), "leaving": self.readiness.leaving}
+        """How the drain goes. `answering` counts all requests but the one that asks."""
+        answering = self._http.answering - 1 if self._http is not None else 0
+        return {**self.drainer.status(), "answering": max(0, answering), "leaving": self.readiness.leaving}
 
     def leave(self, timeout_s: float) -> None:
         """Begin to stop, within that time."""

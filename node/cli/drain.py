@@ -193,6 +193,8 @@ def _progress(status: dict[str, Any], as_json: bool) -> None:
         return
     left = f", {status['left_s']:.0f} s left" if status["left_s"] else ""
     told = f"{status['name']}: {status['phase']}, {status['running']} run here, {status['movable']} can move{left}"
+    if status.get("leaving") and status.get("answering"):
+        told += f"; {status['answering']} answers to finish"
     click.echo(f"\r\033[K{told}" if _terminal() else told, nl=not _terminal(), err=True)
 
 

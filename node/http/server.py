@@ -89,6 +89,11 @@ class HttpServer:
         for connection in list(self._connections):
             connection.finish()
 
+    @property
+    def answering(self) -> int:
+        """Requests that are being answered now."""
+        return len(self._busy)
+
     async def idle(self) -> None:
         """Wait until no request is being answered."""
         await self._idle.wait()

@@ -57,13 +57,13 @@ def _run(
     engines = KINDS[options.engines]
     scene = Scene(engines, options.nodes, options.seed, folder, world, _say)
     if options.rolling:
-        return rolling(scene, seconds)
+        return rolling(scene, seconds, options.rate)
     leave_out = {What.CUT_LINK, What.CUT_NODE} if world.no_cuts else set()
     leave_out |= {what for what in What if what.value in options.without}
     if not engines.journals:
         leave_out.add(What.FILL)  # whose answers nobody knows
     config = PlanConfig(every_s=options.every, rest_s=engines.rest_s)
-    plan = make_plan(names(options.nodes, world), seconds, options.seed, config, leave_out)
+    plan = make_plan(names(options.nodes), seconds, options.seed, config, leave_out)
     return planned(scene, plan, seconds, options.rate or engines.rate)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -20,16 +19,16 @@ from chaos_run.leaks import files_of
 from chaos_run.network import Network
 from chaos_run.node import ROOT, ChaosNode, Trouble
 from node.addresses import DEFAULT_PORT, join_address
+from node.settings import make_settings
 
 ADMIN_TOKEN = "chaos"
 STOP_GRACE_S = 20.0
 _LOOK_S = 0.2
 
 
-def names(size: int, network: Network) -> list[str]:
-    """The names of nodes. Where runs share a host, as pools are files by name, they are told apart."""
-    tag = f"c{os.getpid()}-" if network.no_cuts else "n"
-    return [f"{tag}{number:02d}" for number in range(size)]
+def names(size: int) -> list[str]:
+    """The names of nodes."""
+    return [f"n{number:02d}" for number in range(size)]
 
 
 class NotReady(Exception):
@@ -48,9 +47,7 @@ class Cluster:
         self.files: dict[str, int] = {}
         ports = free_ports(size) if network.no_cuts else [DEFAULT_PORT] * size
         key = secrets.token_hex(16)
-        self.nodes = {
-            name: self._node(name, number, ports[number], key) for number, name in enumerate(names(size, network))
-        }
+        self.nodes = {name: self._node(name, number, ports[number], key) for number, name in enumerate(names(size))}
 
     def _node(self, name: str, number: int, port: int, key: str) -> ChaosNode:
         kind = self.kind
@@ -110,12 +107,15 @@ class Cluster:
         ended = await asyncio.gather(*(node.stop(STOP_GRACE_S) for node in nodes))
         return [f"{node.name} did not end by itself" for node, good in zip(nodes, ended, strict=True) if not good]
 
-    def kill_all(self) -> None:
-        """End whatever still runs, at once: the run has failed."""
+    async def clear_away(self) -> None:
+        """End whatever still runs, at once, and remove the pools: they are kept for a next start that does not come."""
         for node in self.nodes.values():
             if node.process is not None and node.running:
                 with contextlib.suppress(ProcessLookupError):
                     node.process.kill()
+                await node.process.wait()
+            settings = make_settings(name=node.name, run_dir=self.folder / "run", state_dir=self.folder / "state")
+            settings.pool_path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def trouble(self, what: str, *names: str, excuses: bool = True) -> Iterator[None]:

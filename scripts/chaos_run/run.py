@@ -28,14 +28,16 @@ async def planned(scene: Scene, plan: Sequence[Strike], seconds: float, rate: fl
         return await on.report(seconds)
 
 
-async def rolling(scene: Scene, seconds: float) -> Report:
-    """Restart each node in turn at `ROLLING_SHARE` of the capacity, after `seconds` without a disturbance."""
+async def rolling(scene: Scene, seconds: float, rate: float | None) -> Report:
+    """Restart each node in turn, after `seconds` without a disturbance.
+
+    `rate`: requests a second for each node. None: `ROLLING_SHARE` of the capacity, that is measured first.
+    """
     async with stage(scene) as on:
-        capacity = await _capacity(on, CAPACITY_WIDTH * scene.size)
-        rate = capacity * ROLLING_SHARE
-        scene.say(
-            f"{scene.size} nodes answer {capacity:.2f} requests/s; now {rate:.2f}, for {seconds:.0f} s undisturbed"
-        )
+        capacity = await _capacity(on, CAPACITY_WIDTH * scene.size) if rate is None else None
+        rate = rate * scene.size if rate is not None else (capacity or 0.0) * ROLLING_SHARE
+        can = f" answer {capacity:.2f} requests/s and" if capacity is not None else ""
+        scene.say(f"{scene.size} nodes{can} get {rate:.2f} now, {seconds:.0f} s undisturbed")
         load = asyncio.create_task(on.clients.steady(on.session, rate, float("inf")))
         begun = time.monotonic()
         await asyncio.sleep(seconds)
@@ -47,7 +49,7 @@ async def rolling(scene: Scene, seconds: float) -> Report:
         await asyncio.gather(load, return_exceptions=True)
         calm, roll = _first_tokens(on, begun, rolled), _first_tokens(on, rolled, ended)
         more = {
-            "capacity_rps": round(capacity, 2),
+            "capacity_rps": None if capacity is None else round(capacity, 2),
             "rate_rps": round(rate, 2),
             "rolling_s": round(ended - rolled, 1),
             "ttft_calm_p50_ms": milliseconds(calm, 0.5),

@@ -114,4 +114,4 @@ async def stage(scene: Scene) -> AsyncIterator[Stage]:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
     finally:
-        cluster.kill_all()
+        await cluster.clear_away()

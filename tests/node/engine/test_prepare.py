@@ -10,7 +10,8 @@ from node import model_store
 from node.engine import prepare as module
 from node.engine.args import option
 from node.engine.failure import CannotStart, Cause
-from node.engine.prepare import find_model, prepare_vllm, remove_stale_socket
+from node.engine.prepare import find_model, prepare_engine, prepare_vllm, remove_stale_socket
+from node.engine.supervisor import EngineSupervisor
 from node.settings import make_settings
 
 
@@ -75,3 +76,29 @@ async def test_without_a_model_the_default_one_is_fetched(monkeypatch: pytest.Mo
     assert option(command.argv, "--served-model-name") == "SmolLM2-135M-Instruct"
     assert said == ["downloading", "starting vLLM"]
     assert told.run_dir.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_command_of_the_user_is_started_instead_of_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "vllm_version", lambda: None)  # none is needed
+    monkeypatch.setenv("GRAPEVINE_CLUSTER_KEY", "secret")
+    monkeypatch.setenv("MY_SETTING", "kept")
+    given = "my-server --name 'two words' --uds {uds} --link={link}"
+    told = make_settings(name="n", run_dir=tmp_path / "r", state_dir=tmp_path, engine_command=given)
+    said: list[str] = []
+    command = await prepare_engine(told, said.append)
+    assert command.argv == (
+        "my-server", "--name", "two words", "--uds", str(told.engine_socket), f"--link={told.link_socket}"
+    )  # fmt: skip
+    assert command.address.socket == told.engine_socket
+    assert command.env["MY_SETTING"] == "kept" and "GRAPEVINE_CLUSTER_KEY" not in command.env
+    assert said == ["starting my-server"]
+
+
+async def test_another_server_is_not_taken_for_vllm_before_it_has_told_its_version(tmp_path: Path) -> None:
+    told = make_settings(name="n", run_dir=tmp_path / "r", state_dir=tmp_path, engine_command="my-server {uds}")
+    supervisor = EngineSupervisor(told, listener=lambda event: None)
+    assert not supervisor.takes_token_ids
+    supervisor.version = "0.32.0"
+    assert supervisor.takes_token_ids
