@@ -126,7 +126,7 @@ class DecisionLog:
                 status=status,
                 plan=plan,
                 first_byte_ms=None if first_byte_s is None else first_byte_s * 1000,
-                ran_ms=None if plan is None or first_byte_s is None else max(0.0, now - plan.decided_at) * 1000,
+                ran_ms=None if plan is None or first_byte_s is None else _ran_ms(call, plan, first_byte_s),
                 cached_tokens=_count(told.get(CACHED_HEADER)),
                 pulled_blocks=_count(told.get(PULLED_HEADER)),
             )
@@ -174,6 +174,11 @@ def _forecast(decisions: list[Decision]) -> dict[str, object]:
         "predicted_cached_tokens": sum(predicted for predicted, _ in told),
         "cached_tokens": sum(cached for _, cached in told),
     }
+
+
+def _ran_ms(call: Call, plan: Plan, first_byte_s: float) -> float:
+    """From the decision to the first byte, by the moment of that byte: noting it may come later."""
+    return max(0.0, call.arrived + first_byte_s - plan.decided_at) * 1000
 
 
 def _cheapest(plan: Plan) -> tuple[tuple[str, float], ...]:

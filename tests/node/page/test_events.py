@@ -61,9 +61,11 @@ async def listen(client: RawClient) -> str:
 
 
 async def until(client: RawClient, word: bytes) -> bytes:
-    while word not in (piece := await client.chunk()):
-        pass
-    return piece
+    """The next piece with this word; what was sent before it may fill some buffers, and no more."""
+    for _ in range(200):
+        if word in (piece := await client.chunk()):
+            return piece
+    raise AssertionError(f"{word!r} never came")
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
