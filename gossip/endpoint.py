@@ -184,11 +184,11 @@ class Endpoint:
         timers.set((Timer.PUSH_PULL, 0), now + (0.5 + jitter()) * config.push_pull_interval_s)
         timers.set((Timer.REDIAL, 0), now)
         timers.set((Timer.REAP, 0), now + REAP_INTERVAL_S)
-        self.membership.announce()
+        self.membership.standing.announce()
 
     def _leave(self) -> None:
         if not self._hub.leaving:
-            self.membership.depart()
+            self.membership.standing.depart()
 
     # --- datagrams ----------------------------------------------------------------------------------------------------
 
