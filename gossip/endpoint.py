@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gossip import actions as io
-from gossip.codec import decode_packet
 from gossip.config import GossipConfig
 from gossip.coordinates import Coordinates
+from gossip.decode import decode_packet
 from gossip.envelope import Envelope
 from gossip.errors import RemoteError, SealError, WrongClusterError
 from gossip.events import RowView

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gossip.broadcast import BroadcastQueue, retransmits
-from gossip.codec import PacketBuilder
+from gossip.encode import PacketBuilder
 from gossip.events import MemberChanged
 from gossip.health import LocalHealth
 from gossip.hub import Hub

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 from gossip import actions as io
-from gossip.codec import decode_packet
 from gossip.config import GossipConfig
+from gossip.decode import decode_packet
 from gossip.endpoint import Endpoint
 from gossip.events import GossipEvent, MemberChanged, NameConflict, SlowReset
 from gossip.identity import Address, Identity
