@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 
-from gossip.codec import PacketBuilder, encode_part
+from gossip.encode import PacketBuilder, encode_part
 from gossip.messages import Rumour
 
 #: A node that has just started knows few members, but its rumours have to reach all: it counts at least this many.

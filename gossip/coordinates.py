@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from gossip.codec import PacketBuilder, encode_part
 from gossip.coordinate import Coordinate, Locator
+from gossip.encode import PacketBuilder, encode_part
 from gossip.hub import Hub
 from gossip.member import Member
 from gossip.membership import Membership

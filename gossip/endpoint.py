@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gossip import actions as io
-from gossip.codec import decode_packet
 from gossip.config import GossipConfig
 from gossip.coordinates import Coordinates
+from gossip.decode import decode_packet
 from gossip.envelope import Envelope
 from gossip.errors import RemoteError, SealError, WrongClusterError
 from gossip.events import RowView
@@ -184,11 +184,11 @@ class Endpoint:
         timers.set((Timer.PUSH_PULL, 0), now + (0.5 + jitter()) * config.push_pull_interval_s)
         timers.set((Timer.REDIAL, 0), now)
         timers.set((Timer.REAP, 0), now + REAP_INTERVAL_S)
-        self.membership.announce()
+        self.membership.standing.announce()
 
     def _leave(self) -> None:
         if not self._hub.leaving:
-            self.membership.depart()
+            self.membership.standing.depart()
 
     # --- datagrams ----------------------------------------------------------------------------------------------------
 

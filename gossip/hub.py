@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gossip.actions import Action, Notify, SendDatagram
-from gossip.codec import PacketBuilder, encode_part
 from gossip.config import GossipConfig
+from gossip.encode import PacketBuilder, encode_part
 from gossip.envelope import Envelope
 from gossip.events import GossipEvent
 from gossip.identity import Address, Identity

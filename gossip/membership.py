@@ -4,7 +4,7 @@ Rules
 1. Only a higher incarnation brings back the dead; a suspect too is cleared by nothing else.
 2. The highest incarnation counts, whatever kind of message it came in: a member that is dead stays dead, but at the
    higher incarnation, so that a late `Alive` in between cannot resurrect it.
-3. An accusation against ourselves, at or above our incarnation, is refuted by moving above it.
+3. An accusation against ourselves is refuted: see `standing`.
 4. A death report about a member that we hold for alive is checked (short suspicion, probe at once) before we believe
    it. One about a suspect is believed: we had the time to hear the refutation.
 5. The same name at another address is a restart if its boot counter is higher. Otherwise it is a conflict: the holder
@@ -15,9 +15,8 @@ Rules
    unknown never creates a member.
 9. A suspect whose row is renewed after the suspicion began is not buried, whoever says so: it speaks, and will refute
    once it hears. One that goes on speaking without hearing is buried after `HELD_MULT` times the longest suspicion.
-10. Whoever was stopped for longer than `stall_s` has probably been accused meanwhile: it moves above its incarnation
-    and tells many peers at once, before it has heard of any accusation: its word races with reports of its death. What
-    it reads first is as old as it slept long, so for `DROWSY_TICKS` it believes no death, reported or concluded.
+10. What we read first after a stop of our own is as old as that was long: for `DROWSY_TICKS` no death is believed,
+    reported or concluded.
 
 What else changes with this file: `checks.py` states the invariants, `exchange.py` feeds whole tables through it.
 """
@@ -28,27 +27,21 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from gossip.broadcast import BroadcastQueue, retransmits
-from gossip.codec import PacketBuilder
-from gossip.events import IncarnationRaised, MemberChanged, NameConflict
+from gossip.encode import PacketBuilder
+from gossip.events import MemberChanged
 from gossip.health import LocalHealth
 from gossip.hub import Hub
 from gossip.identity import Address
-from gossip.incarnation import above, boot_of
-from gossip.limits import MAX_BOOT
+from gossip.incarnation import boot_of
 from gossip.member import Member, MemberState
 from gossip.messages import Alive, Dead, Left, Rumour, Suspect
 from gossip.rtt import RoundTrips
+from gossip.standing import NameConflicts, Standing
 from gossip.suspicion import Suspicion, confirmations_wanted, suspicion_min_s
 from gossip.timers import Timer
 
 #: Gossip intervals after a stop of our own in which no death is believed (rule 10).
 DROWSY_TICKS = 5
-#: Most peers that are told directly that we go or are back; the others hear of it by rumour.
-MAX_TOLD = 32
-#: Seconds between two reports of the same name conflict.
-CONFLICT_REPORT_S = 5.0
-#: Names in conflict that are remembered for pacing the reports.
-MAX_CONFLICTS = 64
 
 
 class Observer(Protocol):
@@ -75,14 +68,13 @@ class Membership:
         self._tenants: dict[Address, str] = {}
         #: Who is up, and who is not; None when that has changed. Asked for at every tick, changed by few.
         self._split: tuple[list[Member], list[Member]] | None = None
-        self._conflicts: dict[str, float] = {}
-        #: A later boot of our own name runs elsewhere: we are the ghost and must not outshout it.
-        self._superseded = False
+        self._conflicts = NameConflicts(hub)
         #: Until then no death is believed: we were stopped.
         self._awake_at = float("-inf")
         #: When a member last showed life beside the protocol of this file: its latest row, on our clock.
         self.seen_at: Callable[[str], float] = lambda name: float("-inf")
         self.broadcasts = BroadcastQueue()
+        self.standing = Standing(hub, health, self.broadcasts, self._conflicts, lambda: self._sides()[0])
         self.observers: list[Observer] = []
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -155,7 +147,7 @@ class Membership:
 
     def _alive(self, rumour: Alive, now: float) -> None:
         if rumour.name == self._hub.name:
-            self._own_alive(rumour, now)
+            self.standing.heard(rumour, now)
             return
         member = self._members.get(rumour.name)
         address = (rumour.host, rumour.port)
@@ -170,7 +162,7 @@ class Membership:
             if rumour.incarnation > member.incarnation:
                 self._accept(member, rumour, now)
         elif boot_of(rumour.incarnation) == member.boot:
-            self._report_conflict(rumour.name, address, now)
+            self._conflicts.report(rumour.name, address, now)
             self._hub.send(address, Alive(member.name, member.incarnation, *member.address, member.meta))
 
     def _admit(self, rumour: Alive, now: float) -> None:
@@ -220,7 +212,7 @@ class Membership:
     def suspect(self, rumour: Suspect, now: float, within_s: float | None = None) -> None:
         """Start or confirm a suspicion; `within_s` caps its duration, in seconds."""
         if rumour.name == self._hub.name:
-            self._accused(rumour.incarnation)
+            self.standing.accused(rumour.incarnation)
             return
         member = self._members.get(rumour.name)
         if member is None or rumour.incarnation < member.incarnation:
@@ -285,7 +277,7 @@ class Membership:
 
     def _dead(self, rumour: Dead, now: float) -> None:
         if rumour.name == self._hub.name:
-            self._accused(rumour.incarnation, final=True)
+            self.standing.accused(rumour.incarnation, final=True)
             return
         member = self._members.get(rumour.name)
         if member is None or rumour.incarnation < member.incarnation:
@@ -315,7 +307,7 @@ class Membership:
 
     def _left(self, rumour: Left, now: float) -> None:
         if rumour.name == self._hub.name:
-            self._accused(rumour.incarnation, final=True)
+            self.standing.accused(rumour.incarnation, final=True)
             return
         member = self._members.get(rumour.name)
         if member is None or rumour.incarnation < member.incarnation:
@@ -331,77 +323,10 @@ class Membership:
             member.verified = True
             self._notify(member, member.state, now)
 
-    # --- ourselves ----------------------------------------------------------------------------------------------------
-
-    def announce(self) -> None:
-        """Spread our own record."""
-        self.broadcasts.put(self._hub.alive())
-
-    def depart(self) -> None:
-        """Spread that we leave."""
-        self._hub.leaving = True
-        goodbye = Left(self._hub.name, self._hub.incarnation)
-        self.broadcasts.put(goodbye)
-        self._tell(goodbye)
-
     def awake(self, now: float) -> None:
-        """We were stopped for a while, and now run: refute what has probably been said meanwhile (rule 10)."""
+        """We were stopped for a while, and now run (rule 10)."""
         self._awake_at = now + DROWSY_TICKS * self._hub.config.gossip_interval_s
-        if not self._hub.leaving and not self._superseded:
-            self._rise(self._hub.incarnation + 1)
-            self._tell(self._hub.alive())
-
-    def _tell(self, rumour: Rumour) -> None:
-        """Tell many peers at once, directly."""
-        up = self._sides()[0]
-        for peer in self._hub.rng.sample(up, min(len(up), MAX_TOLD)):
-            self._hub.send(peer.address, rumour)
-
-    def _accused(self, incarnation: int, *, final: bool = False) -> None:
-        """Refute what is said against us (rule 3). `final`: it is a death or a departure, not a suspicion."""
-        hub = self._hub
-        if incarnation < hub.incarnation or hub.leaving:
-            return
-        if self._superseded:
-            if not final:
-                return  # it is the later boot that is suspected, and for it to refute
-            self._superseded = False
-        higher = above(hub.incarnation, incarnation)
-        if boot_of(higher) >= MAX_BOOT:  # forged: no node gets there by itself, and there is nothing above it
-            hub.counters["unrefutable"] += 1
-            return
-        hub.counters["refutations"] += 1
-        if boot_of(higher) == hub.boot:
-            self._health.add(1)
-        self._rise(higher)
-
-    def _rise(self, higher: int) -> None:
-        """Take a higher incarnation and spread it."""
-        boot = self._hub.boot
-        self._hub.raise_to(higher)
-        if self._hub.boot != boot:
-            self._hub.notify(IncarnationRaised(self._hub.boot))
-        self.announce()
-
-    def _own_alive(self, rumour: Alive, now: float) -> None:
-        """Somebody says that we are alive: an echo, a former life of ours, or a namesake."""
-        hub, address = self._hub, (rumour.host, rumour.port)
-        if address == hub.identity.address:
-            if rumour.incarnation > hub.incarnation:
-                self._accused(rumour.incarnation)
-        elif boot_of(rumour.incarnation) >= hub.boot:
-            self._superseded = boot_of(rumour.incarnation) > hub.boot
-            self._report_conflict(rumour.name, address, now)
-
-    def _report_conflict(self, name: str, address: Address, now: float) -> None:
-        if now - self._conflicts.get(name, float("-inf")) < CONFLICT_REPORT_S:
-            return
-        self._conflicts.pop(name, None)
-        self._conflicts[name] = now
-        if len(self._conflicts) > MAX_CONFLICTS:
-            del self._conflicts[next(iter(self._conflicts))]
-        self._hub.counters["name_conflicts"] += 1
-        self._hub.notify(NameConflict(name, *address))
+        self.standing.refute_unheard()
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 

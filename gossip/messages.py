@@ -1,9 +1,10 @@
-"""The vocabulary of the wire. What each field may hold is checked by `codec.py` and nowhere else."""
+"""The vocabulary of the wire. What each field may hold is checked by `decode.py` and nowhere else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gossip.limits import MAX_COUNTER
 from gossip.member import MemberState
 
 # --- failure detection ------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class PushPull:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The latest load row of `name`, as its owner wrote it. Made by `codec.make_row` and `codec.decode_row` only."""
+    """The latest load row of `name`, as its owner wrote it. Made by `encode.make_row` and `decode.decode_row` only."""
 
     name: str
     boot: int
@@ -120,6 +121,11 @@ class Row:
     encoded: bytes
     #: Boot and sequence number as one number, for the order of an owner's rows.
     stamp: int
+
+
+def row_stamp(boot: int, seq: int) -> int:
+    """Give `Row.stamp`."""
+    return boot * MAX_COUNTER + seq
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from gossip.codec import PacketBuilder, encode_rows
+from gossip.encode import PacketBuilder, encode_rows
 from gossip.hub import Hub
 from gossip.limits import AGE_UNIT_S, MAX_AGE, MAX_ROWS
 from gossip.messages import Row

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossip.codec import encode_part
 from gossip.coordinates import Coordinates
+from gossip.encode import encode_part
 from gossip.health import LocalHealth
 from gossip.hub import Hub
 from gossip.identity import Address

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gossip.actions import RowsReceived
-from gossip.codec import make_row
+from gossip.encode import make_row
 from gossip.errors import LocalError
 from gossip.events import RowView
 from gossip.hub import Hub

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from gossip.codec import PacketBuilder, encode_part
+from gossip.encode import PacketBuilder, encode_part
 from gossip.errors import InvariantError, RemoteError
 from gossip.events import SlowChanged, SlowReset
 from gossip.hub import Hub

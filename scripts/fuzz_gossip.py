@@ -25,7 +25,8 @@ with atheris.instrument_imports(include=["gossip"]):
     from gossip import Endpoint, GossipConfig, Identity, RemoteError
     from gossip import actions as io
     from gossip import messages as m
-    from gossip.codec import decode_packet, decode_row, encode_packet, encode_part, make_row
+    from gossip.decode import decode_packet, decode_row
+    from gossip.encode import encode_packet, encode_part, make_row
     from gossip.envelope import Envelope
     from gossip.incarnation import first
     from gossip.keyring import ClusterKey, Keyring

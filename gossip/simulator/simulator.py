@@ -16,17 +16,18 @@ from functools import lru_cache
 from typing import Any
 
 from gossip import actions as io
-from gossip.codec import decode_packet
 from gossip.config import GossipConfig
+from gossip.decode import decode_packet
 from gossip.endpoint import Endpoint
 from gossip.events import GossipEvent, MemberChanged, NameConflict, SlowReset
 from gossip.identity import Address, Identity
-from gossip.member import MemberState, MemberView
+from gossip.member import MemberState
 from gossip.simulator.checkers import Checker, standard_checkers
 from gossip.simulator.clock import Clock
 from gossip.simulator.network import Network
 from gossip.simulator.node import INBOX, SimNode
 from gossip.simulator.report import Report
+from gossip.simulator.witness import Witness
 
 #: Virtual seconds between two inspections by the checkers.
 INSPECT_S = 1.0
@@ -65,6 +66,7 @@ class Simulator:
         self.now = 0.0
         self.nodes: dict[str, SimNode] = {}
         self.report = Report()
+        self.witness = Witness(self.report, self._is_well)
         #: Called with every event after the checkers.
         self.listener: Callable[[SimNode, GossipEvent], None] | None = None
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -77,9 +79,6 @@ class Simulator:
         #: What the node at work has sent so far, by receiver.
         self._burst: dict[SimNode, list[io.DatagramReceived]] = {}
         self._boots = 0
-        #: Every death once, and every false one: name, incarnation, refutations.
-        self.deaths: set[tuple[str, int, int]] = set()
-        self.incidents: set[tuple[str, int, int]] = set()
         self._homes = 0
         self._subnet, self._port = subnet, port
         self._load: tuple[bytes, float] | None = None
@@ -422,7 +421,7 @@ class Simulator:
         match event:
             case MemberChanged(view, previous):
                 node.believe(view.name, view.state)
-                self._count(node, view)
+                self.witness.saw(node.name, view)
                 self.report["joins_seen"] += previous is None
             case SlowReset():
                 self.report["resets"] += 1
@@ -430,20 +429,6 @@ class Simulator:
                 self.report["conflicts"] += 1
         if self.listener is not None:
             self.listener(node, event)
-
-    def _count(self, observer: SimNode, view: MemberView) -> None:
-        if view.state is MemberState.SUSPECT:
-            self.report["suspicions_seen"] += 1
-        elif view.state is MemberState.DEAD:
-            incident = (view.name, view.incarnation, view.refutations)
-            self.deaths.add(incident)
-            if not self._is_well(view.name, observer.name):
-                self.report["true_deaths"] += 1
-                return
-            self.report["false_deaths"] += 1
-            if incident not in self.incidents:
-                self.incidents.add(incident)
-                self.report["false_incidents"] += 1
 
     def _is_well(self, name: str, observer: str) -> bool:
         subject, network = self.nodes.get(name), self.network

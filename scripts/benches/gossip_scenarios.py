@@ -162,7 +162,7 @@ class Stalls:
 
 def deaths_with_stalls(sim: Simulator, seconds: float, share: float, stall_s: tuple[float, float] = STALL_S) -> Stalls:
     """Let that share of the nodes stall again and again, for that long each time."""
-    deaths, incidents, until = set(sim.deaths), set(sim.incidents), sim.now + seconds
+    deaths, incidents, until = set(sim.witness.deaths), set(sim.witness.false), sim.now + seconds
     pauses = sim.report["pauses"]
     dice = random.Random(sim.rng.random())
     names = [n.name for n in sim.running()]
@@ -171,9 +171,9 @@ def deaths_with_stalls(sim: Simulator, seconds: float, share: float, stall_s: tu
         _stall(sim, name, until, dice, stall_s)
     sim.run(seconds)
     sim.run(10.0)
-    false = sim.incidents - incidents
+    false = sim.witness.false - incidents
     of_stalled = sum(name in sick for name, _, _ in false)
-    return Stalls(sim.report["pauses"] - pauses, len(sim.deaths - deaths), len(false) - of_stalled, of_stalled)
+    return Stalls(sim.report["pauses"] - pauses, len(sim.witness.deaths - deaths), len(false) - of_stalled, of_stalled)
 
 
 def _stall(sim: Simulator, name: str, until: float, dice: random.Random, stall_s: tuple[float, float]) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gossip import Endpoint, GossipConfig, GossipEvent, Identity, MemberState, RowReceived
 from gossip import actions as io
-from gossip.codec import decode_packet, encode_packet, make_row
+from gossip.decode import decode_packet
+from gossip.encode import encode_packet, make_row
 from gossip.identity import Address
 from gossip.incarnation import first
 from gossip.limits import MAX_FRAME_BYTES

@@ -196,7 +196,7 @@ def test_stalls_shorter_than_a_suspicion_kill_nobody(simulator: Make) -> None:
     for i in range(8):
         sim.pause(f"n{i}", 2.0)
         sim.run(4.0)
-    assert not sim.deaths
+    assert not sim.witness.deaths
     sim.report.require(pauses=8, suspicions_seen=1)
 
 

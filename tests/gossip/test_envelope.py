@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gossip import ClusterKey, Endpoint, GossipConfig, Identity, Keyring, SealError, envelope
 from gossip import actions as io
-from gossip.codec import encode_packet
+from gossip.encode import encode_packet
 from gossip.envelope import Envelope
 from gossip.incarnation import first
 from gossip.messages import Alive, Packet, PushPull, SlowDelta

@@ -14,7 +14,7 @@ import pytest
 import gossip
 from gossip import GossipConfig, LocalError, MemberState
 from gossip import actions as io
-from gossip.codec import encode_part
+from gossip.encode import encode_part
 from gossip.incarnation import first
 from gossip.messages import Alive, Dead, MemberRecord, Ping, PushPull, Rows, SlowDelta, SlowDigest, SlowPull, Suspect
 from gossip.simulator import Simulator

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gossip import GossipConfig, MemberState
 from gossip import actions as io
-from gossip.codec import encode_packet
+from gossip.encode import encode_packet
 from gossip.incarnation import first
 from gossip.messages import Ack, Nack, Packet, Ping, PingRequest, Suspect
 from tests.gossip.lone import CLUSTER, OTHER, PEER, THIRD, Lone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossip.codec import make_row
+from gossip.encode import make_row
 from gossip.messages import Row, Rows
 from gossip.row_table import MOST_GAP_S, PASSED_ON_LOSS_S, RANK_MARGIN_S, RowTable
 

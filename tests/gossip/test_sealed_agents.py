@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from gossip import ClusterKey, GossipAgent, Identity, Keyring, MemberChanged, MemberState
-from gossip.codec import encode_packet
+from gossip.encode import encode_packet
 from gossip.framing import read_frame, write_frame
 from gossip.incarnation import first
 from gossip.messages import Alive, Left, Packet, PushPull

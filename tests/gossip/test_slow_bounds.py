@@ -8,7 +8,7 @@ import pytest
 
 from gossip import GossipConfig
 from gossip import actions as io
-from gossip.codec import decode_packet
+from gossip.decode import decode_packet
 from gossip.messages import SlowDelta, SlowDigest, SlowPull
 from gossip.simulator import Simulator
 from tests.gossip.lone import CLUSTER, PEER, Lone

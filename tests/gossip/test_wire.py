@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gossip import Endpoint, GossipConfig, Identity, MemberState, RemoteError, WrongClusterError
 from gossip import actions as io
 from gossip import messages as m
-from gossip.codec import PacketBuilder, decode_packet, decode_row, encode_packet, encode_part, make_row
+from gossip.decode import decode_packet, decode_row
+from gossip.encode import PacketBuilder, encode_packet, encode_part, make_row
 from gossip.framing import read_frame
 from gossip.incarnation import first
 
