@@ -92,7 +92,7 @@ class HttpServer:
     @property
     def answering(self) -> int:
         """Requests that are being answered now."""
-        return len(self._busy)
+        return self._active
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
