@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from benches import overload_sim
 from benches.emulated_cluster import Sizes, emulated_cluster
 from benches.openloop import TOO_MANY, Load, Tried
 from benches.result import Result, Target, say
@@ -25,6 +26,11 @@ MODEST = "modest"
 MODEST_SHARE = 0.05
 #: Virtual seconds per second: an answer of 32 tokens takes about one second, with --quick half of one.
 SPEEDUP, QUICK_SPEEDUP = 0.25, 0.5
+
+
+#: Sizes and seconds of the runs in virtual time.
+VIRTUAL_PLACES = (4, 8, 32)
+VIRTUAL_S, VIRTUAL_WARM_UP_S = 120.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +92,33 @@ def run(options: argparse.Namespace) -> Result:
         if options.quick
         else Times(10.0, 15.0, options.seconds or 25.0, sizes, (1, 2, 3))
     )
+    _virtual(result, VIRTUAL_PLACES[:2] if options.quick else VIRTUAL_PLACES, runs=1 if options.quick else 3)
     asyncio.run(_measure(result, times, options.seed))
     return result
+
+
+def _virtual(result: Result, sizes: Sequence[int], runs: int) -> None:
+    """The waiting room alone, in virtual time: what it would be without sockets, processes and a shared machine."""
+    for places in sizes:
+        goodput, p99 = zip(*(_virtual_load(times, places, runs) for times in (1.0, 3.0)), strict=True)
+        result.add(f"virtual_goodput_3x_over_1x_n{places}", goodput[1] / goodput[0])
+        result.add(f"virtual_accepted_p99_3x_over_1x_n{places}", p99[1] / p99[0])
+    result.note(
+        "virtual: one node with n places, requests of half to one and a half seconds, eight equal clients, "
+        f"{VIRTUAL_S:g} s of which the first {VIRTUAL_WARM_UP_S:g} s are left out, averaged over {runs} runs"
+    )
+
+
+def _virtual_load(times: float, places: int, runs: int) -> tuple[float, float]:
+    """Answers per second, and p99 of the time from coming to the end of the answer; means over the runs."""
+    goodput = p99 = 0.0
+    for seed in range(1, runs + 1):
+        service = overload_sim.overloaded(times, seconds=VIRTUAL_S, seed=seed, places=places)
+        service.run()
+        served = [(r.came, r.waited + r.took) for r in service.requests if r.waited is not None]
+        goodput += sum(VIRTUAL_WARM_UP_S <= came + took < VIRTUAL_S for came, took in served)
+        p99 += _quantile([took for came, took in served if VIRTUAL_WARM_UP_S <= came < VIRTUAL_S], 0.99)
+    return goodput / runs / (VIRTUAL_S - VIRTUAL_WARM_UP_S), p99 / runs
 
 
 async def _measure(result: Result, times: Times, seed: int) -> None:
