@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import statistics
 import tempfile
 import time
@@ -71,6 +72,9 @@ def run(options: argparse.Namespace) -> Result:
 async def _measure(  # noqa: PLR0917 - one call
     result: Result, workdir: Path, dtype: str, lengths: list[int], repeats: int, rounds: int
 ) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # or the nodes would stay behind
     async with _cluster(workdir, dtype, max(lengths)) as client:
         scale = await client.words_per_token()
         seeds = itertools.count(1)
