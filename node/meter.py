@@ -3,12 +3,11 @@
 Promises
 1. Events may be missing, late or come twice: a request is counted once, from `dispatched` to the first of
    `finished` and `failed`, and events of unknown requests change nothing but a counter.
-2. Bounded: `MAX_REQUESTS` tracked at once, windows of `WINDOW` values; a request whose end is never reported is
+2. Bounded: `MAX_REQUESTS` tracked at once, and what `node.learnt` keeps; a request whose end is never reported is
    given up after `FORGET_S`.
 3. The engine's own report wins over counting for `REPORT_S`, corrected by what happened since it: an engine that
    we are attached to may serve others too.
-4. What was learnt has a weight, that of the requests it rests on. It fades when none end for `FRESH_S`, and when
-   it is gone the next request begins anew: a node that was slow once is not slow for ever.
+4. What was learnt has a weight, that fades (`node.learnt`): a node that was slow once is not slow for ever.
 
 A request: dispatched -> (started) -> (prefilled) -> (first byte) -> finished or failed. Engines without our
 connector report only bytes: then the first byte stands for both started and prefilled.
@@ -18,14 +17,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from node.learnt import Learnt
 from node.load import LoadVector
-from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, PrefillLearner, PrefillTime, Work
-from node.window import Rate, Window
-
-#: Requests that quantiles are taken over (the seed's latency policy: last 100).
-WINDOW = 100
+from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, PrefillTime, Work
 
 #: Requests tracked at once; the oldest are given up beyond.
 MAX_REQUESTS = 4096
@@ -33,13 +29,6 @@ MAX_REQUESTS = 4096
 #: Seconds after which a request without any event is taken for lost, and an engine's report for outdated.
 FORGET_S = 3600.0
 REPORT_S = 5.0
-
-#: Seconds without a finished request after which what was learnt loses weight, and in which it then halves.
-FRESH_S = 60.0
-FADE_S = 60.0
-
-#: Share of the past that one more finished request leaves.
-KEEP = 0.9
 
 #: Until something is measured.
 PRIOR_DECODE_TPS = 40.0
@@ -89,13 +78,6 @@ class MeterCounts:
     output_tokens: int = 0
 
 
-@dataclass(slots=True)
-class _Windows:
-    ttft: Window = field(default_factory=lambda: Window(WINDOW))
-    gap: Window = field(default_factory=lambda: Window(WINDOW))
-    whole: Window = field(default_factory=lambda: Window(WINDOW))
-
-
 class LoadMeter:
     """Fed with events, gives the load vector. `now` is monotonic seconds, never going back."""
 
@@ -104,12 +86,7 @@ class LoadMeter:
         self.slots = slots
         self.counts = MeterCounts()
         self._requests: OrderedDict[str, _Request] = OrderedDict()
-        self._windows = _Windows()
-        self._prefill = PrefillLearner()
-        self._decode = Rate(KEEP)
-        #: Requests that the windows and rates rest on, faded since the last of them.
-        self._samples = 0.0
-        self._sampled_at = 0.0
+        self._learnt = Learnt()
         self._report: _Report | None = None
         #: The engine's connector has reported a start: then "not started" means waiting.
         self._sees_starts = False
@@ -164,7 +141,7 @@ class LoadMeter:
             return
         request.first_byte = request.last_byte = now
         request.tokens = max(1, request.tokens)
-        self._windows.ttft.add((now - request.dispatched) * 1000)
+        self._learnt.ttft.add((now - request.dispatched) * 1000)
         if request.at_once and not self._sees_starts:
             self._learn(request, now, now - self._progress)
         self._prompt_done(request, now)
@@ -186,15 +163,15 @@ class LoadMeter:
         if request is None:
             return
         self.counts.finished += 1
-        self._sample(now)
+        self._learnt.ended(now)
         tokens = request.tokens if output_tokens is None else max(0, output_tokens)
         self.counts.output_tokens += tokens
-        self._windows.whole.add((now - request.dispatched) * 1000)
+        self._learnt.whole.add((now - request.dispatched) * 1000)
         if request.first_byte is not None and request.last_byte is not None and tokens > 1:
             seconds = request.last_byte - request.first_byte
             if seconds > 0:
-                self._windows.gap.add(seconds / (tokens - 1) * 1000)
-                self._decode.add(tokens - 1, seconds)
+                self._learnt.gap.add(seconds / (tokens - 1) * 1000)
+                self._learnt.decode.add(tokens - 1, seconds)
 
     def failed(self, rid: str, now: float) -> None:
         """It ended without an answer (error, abort, client gone): nothing is learnt from its times."""
@@ -221,12 +198,12 @@ class LoadMeter:
     @property
     def prefill(self) -> PrefillTime:
         """How long a prompt takes to compute; a prior until one was."""
-        return self._prefill.time if self._prefill.time.measured else PRIOR
+        return self._learnt.prefill.time if self._learnt.prefill.time.measured else PRIOR
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second of one stream; a prior until one is measured."""
-        return self._decode.per_second or PRIOR_DECODE_TPS
+        return self._learnt.decode.per_second or PRIOR_DECODE_TPS
 
     def queued_ms(self, now: float) -> float:
         """Milliseconds until every prompt that is here is computed; of a running one as much is done as time passed."""
@@ -253,7 +230,7 @@ class LoadMeter:
         """The load vector as of `now`. What was never measured is 0."""
         self._forget(now)
         running, waiting = self._occupancy(now)
-        windows = self._windows
+        learnt = self._learnt
         return LoadVector(
             ready=ready,
             draining=draining,
@@ -263,15 +240,15 @@ class LoadMeter:
             queued_tokens=self.queued_tokens(now),
             kv_use=self._report.kv_use if self._report is not None else 0.0,
             queued_ms=max(0.0, self.queued_ms(now)),
-            samples=self._weight(now),
-            prefill=self._prefill.time,
-            decode_tps=self._decode.per_second,
-            ttft_p50_ms=windows.ttft.quantile(0.5),
-            ttft_p95_ms=windows.ttft.quantile(0.95),
-            itl_p50_ms=windows.gap.quantile(0.5),
-            itl_p95_ms=windows.gap.quantile(0.95),
-            e2e_p50_ms=windows.whole.quantile(0.5),
-            e2e_p95_ms=windows.whole.quantile(0.95),
+            samples=learnt.weight(now),
+            prefill=self._learnt.prefill.time,
+            decode_tps=self._learnt.decode.per_second,
+            ttft_p50_ms=learnt.ttft.quantile(0.5),
+            ttft_p95_ms=learnt.ttft.quantile(0.95),
+            itl_p50_ms=learnt.gap.quantile(0.5),
+            itl_p95_ms=learnt.gap.quantile(0.95),
+            e2e_p50_ms=learnt.whole.quantile(0.5),
+            e2e_p95_ms=learnt.whole.quantile(0.95),
             rtts=rtts or {},
             rates=rates or {},
         )
@@ -286,7 +263,7 @@ class LoadMeter:
             assert owed.prompts == sum(work.prompts for work in works)
             assert owed.tokens == sum(work.tokens for work in works)
             assert math.isclose(owed.pairs, sum(work.pairs for work in works), rel_tol=1e-6, abs_tol=1.0)
-        assert 0 <= self._samples <= WINDOW
+        self._learnt.validate()
         for request in self._requests.values():
             assert request.work.tokens >= 0
             assert request.prefilled or request.first_byte is None
@@ -349,26 +326,9 @@ class LoadMeter:
     def _learn(self, request: _Request, now: float, seconds: float) -> None:
         """Its prompt was the one that the engine finished, in `seconds` since it had finished another or had none."""
         if not request.timed and request.prompt.tokens >= MIN_TOKENS:
-            self._refresh(now)
-            self._prefill.completed(request.prompt, seconds * 1000)
+            self._learnt.prompt(request.prompt, seconds, now)
         request.timed = True
         self._computed_at = now
-
-    def _weight(self, now: float) -> float:
-        """Requests that what was learnt rests on, as far as it is still fresh."""
-        idle_s = max(0.0, now - self._sampled_at - FRESH_S)
-        return self._samples * math.pow(0.5, idle_s / FADE_S)
-
-    def _sample(self, now: float) -> None:
-        """One more request teaches."""
-        self._refresh(now)
-        self._samples, self._sampled_at = min(float(WINDOW), self._weight(now) + 1), now
-
-    def _refresh(self, now: float) -> None:
-        """Begin anew when something is learnt again and what was learnt before has faded."""
-        if self._samples and self._weight(now) < 1:
-            self._windows, self._decode, self._samples = _Windows(), Rate(KEEP), 0.0
-            self._prefill.forget()
 
     def _end(self, rid: str) -> _Request | None:
         request = self._requests.pop(rid, None)

@@ -223,24 +223,27 @@ class Cost:
             return _NO_PULL
         best, saved = _NO_PULL, 0.0
         forced = question.force_source is not None
+        model, matched, pull, load = question.model, question.matched_tokens, self.pull, candidate.load
+        fixed, token, pair = prefill
         for source in holders:
             name = source.name
-            extra = question.matched_tokens.get(name, 0) - held
+            extra = matched.get(name, 0) - held
             if extra <= 0 or name == candidate.name:
                 continue
-            recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
+            # `prefill.ms`, `pull.pull_ms` and `pull.pays`, written out: this is done for every pair of two nodes.
+            recompute_ms = fixed + extra * (token + pair * (held + extra / 2)) - fixed
             if recompute_ms <= saved and not forced:
                 break  # holders come longest first: nobody behind can save as much
-            theirs = question.info(source)
+            theirs = source.models.get(model)
             if theirs is None or theirs.fingerprint != info.fingerprint:
                 continue
-            load = candidate.load
             rtt = load.rtts.get(name)
             if rtt is None:
                 rtt = source.hop_ms if candidate.is_self else candidate.hop_ms
-            net = load.rates.get(name) or self.pull.guess(question.typical.net, rtt)
-            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, net)
-            if not forced and not self.pull.pays(pull_ms, recompute_ms):
+            net = load.rates.get(name) or pull.guess(question.typical.net, rtt)
+            move_s = extra * info.kv_token_bytes * (1 / net + 1 / pull.memory)
+            pull_ms = pull.lookup_ms + rtt + move_s * 1000 + pull.step_ms
+            if not forced and not pull_ms < pull.margin * recompute_ms:
                 continue
             if forced or recompute_ms - pull_ms > saved:
                 saved = recompute_ms - pull_ms

@@ -5,8 +5,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from node.learnt import FADE_S, FRESH_S
 from node.load import LoadVector
-from node.meter import FADE_S, FORGET_S, FRESH_S, MAX_REQUESTS, PRIOR_DECODE_TPS, REPORT_S, LoadMeter
+from node.meter import FORGET_S, MAX_REQUESTS, PRIOR_DECODE_TPS, REPORT_S, LoadMeter
 from node.prefill import PRIOR, PrefillTime
 from node.window import Rate, Window
 

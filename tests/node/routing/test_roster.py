@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import random
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import node.roster as module
+from node.decide import decide
+from node.learnt import FADE_S, FRESH_S
 from node.load import LoadVector
+from node.meter import LoadMeter
 from node.models import ModelInfo
+from node.plan import Plan
+from node.policy import make_policy
 from node.roster import Roster
 from node.sends import OwnSends
 from node.view import NodeState, Unseen
+from tests.node.routing.building import MODEL, info, request
 
 READY = LoadVector(ready=True)
 
@@ -183,3 +191,35 @@ class Sends(RuleBasedStateMachine):
 
 TestSends = Sends.TestCase
 TestSends.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_a_node_with_a_bad_beginning_is_avoided_and_tried_again_when_that_has_faded() -> None:
+    """Its first answers were slow; nobody asks it, so it never measures better ones: only time can say so."""
+    seen, policy = Roster("me"), make_policy("cost")
+    meters = {"good": LoadMeter(slots=8), "bad": LoadMeter(slots=8)}
+
+    def run(name: str, now: float, gap_s: float) -> None:
+        meters[name].dispatched("r", now, 1000)
+        meters[name].first_byte("r", now + 0.1)
+        meters[name].chunk("r", now + 0.1 + 10 * gap_s, 10)
+        meters[name].finished("r", now + 0.1 + 10 * gap_s, 11)
+
+    for name in meters:
+        seen.member(name, NodeState.ALIVE, incarnation=1, rtt_ms=1.0)
+        seen.models(name, {MODEL: info()})
+    last = 105.0 + FRESH_S + 8 * FADE_S
+    for number in range(5):
+        run("bad", 3.0 * number, 0.2)
+    for number in range(int(last) - 1):
+        run("good", float(number), 0.02)
+
+    def chosen(now: float) -> set[str]:
+        for name, meter in meters.items():
+            load = meter.vector(now, ready=True, draining=False)
+            seen.row(name, incarnation=1, seq=int(now), load=load, age_s=0.0, now=now)
+        view = seen.view((), LoadVector(), now)
+        plans = [decide(view, request(), policy, now, random.Random(seed), entry="me") for seed in range(40)]
+        return {plan.target for plan in plans if isinstance(plan, Plan)}
+
+    assert chosen(30.0) == {"good"}
+    assert chosen(last) == {"good", "bad"}
