@@ -3,7 +3,7 @@
 The first byte of an answer is waited for as long as its target is likely to need, many times over: what its own
 measurements say about its queue, its prefill and its usual time to first token. A target that has measured nothing yet
 may be loading weights into a cache or compiling: it gets `cold_s`. After that it still gets more time while its engine
-shows life (`node.relay.silence`).
+shows life (`node.relay.patience`).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from node.relay.carry.marks import CARRY_HEADER, CHUNKS_HEADER, GONE_PATH
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.headers import HeaderList, internal
+from node.relay.patience import patience
 from node.relay.ports import unnoticed
-from node.relay.silence import patience
 from node.relay.upstream import (
     UpstreamAnswer,
     UpstreamError,

@@ -32,9 +32,9 @@ from node.relay.carry.sentry import Sentry
 from node.relay.deadlines import Deadlines
 from node.relay.forward import CACHED_HEADER, PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
+from node.relay.patience import patience
 from node.relay.ports import unnoticed
 from node.relay.session import Session
-from node.relay.silence import patience
 from node.relay.upstream import (
     Base,
     UpstreamBrokenError,

@@ -13,7 +13,7 @@ from node.peers import PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, decode_plan
 from node.relay import forward
 from node.relay.deadlines import Deadlines
-from node.relay.silence import patience
+from node.relay.patience import patience
 from node.relay.upstream import UpstreamSilentError
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask, connect
