@@ -128,7 +128,7 @@ def gauges(node: Node) -> Iterable[Sample]:
         yield "pool_capacity_bytes", "Size of the pool.", float(pool.capacity_bytes)
         yield "pool_blocks", "Blocks of KV in the pool.", float(pool.blocks)
         yield "pool_protected_blocks", "Of them, blocks that were used again.", float(pool.protected)
-        yield "pool_leases", "Blocks that peers read at the moment.", float(pool.leases)
+        yield "pool_leased_blocks", "Blocks that peers read at the moment.", float(pool.leases)
     yield "kv_unlike_nodes", "Nodes of a model of ours whose KV blocks we cannot use.", float(len(node.kv.unlike()))
 
 

@@ -29,10 +29,15 @@ COUNTED = (
     "engine_ready",
     "draining",
     "broken_answers",
+    "carries",
+    "denials",
+    "kv_busy_answers",
+    "kv_refused_connections",
+    "kv_unlike_nodes",
     "remote_errors",
     "silent_zero_hits",
 )
-LABELS = {"place", "status", "why", "reason", "what", "state", "node", "cluster", "version"}
+LABELS = {"place", "status", "why", "cause", "result", "reason", "way", "what", "state", "node", "cluster", "version"}
 SUFFIXES = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
