@@ -13,6 +13,7 @@ request that broke too many of them is given up.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -42,6 +43,7 @@ from node.relay.carry.convert import Converter, ending
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import Record
 from node.relay.carry.replay import Replay
+from node.relay.refused import Refused
 from node.relay.upstream import UpstreamError
 from node.view import ClusterView
 
@@ -52,6 +54,8 @@ CARRY_WAIT_S = 30.0
 DETOKENIZE_S = 5.0
 MAX_TEXT = 16 * 1024 * 1024
 MAX_QUESTIONS = 5
+
+_log = logging.getLogger("grapevine.carry")
 
 Finish = Callable[[bool], None]
 Open = Callable[[Attempts], Awaitable[tuple[Opened, Finish]]]
@@ -98,6 +102,7 @@ class Carrier:
         self.record = Record(own_ids=carriage.own_ids, choices=call.parsed.prompts * call.parsed.answers)
         #: Seconds that a tokenizer was waited for, all legs together.
         self.asking_s = 0.0
+        self._tokenizer: str | None = None
         self._fields: Mapping[str, object] | None = None
 
     def why_not(self) -> str:
@@ -144,9 +149,10 @@ class Carrier:
         if not self.carriage.tokens and self.record.tokens:
             try:
                 return await self._by_tokens()
-            except CannotCarryError:
+            except CannotCarryError as error:
                 if self.carriage.again and self.record.begun:
                     raise
+                _log.info("a stream runs again from its beginning instead of going on by tokens: %s", error)
         return await self._again()
 
     @property
@@ -171,6 +177,7 @@ class Carrier:
         record, ask = self.record, self._asked()
         found = strands(record, ask)
         began = self._clock()
+        self._tokenizer = None
         for question in needed(record, ask, found):
             strand = next(strand for strand in found if strand.index == question.index)
             await self._settle(strand, question)
@@ -219,17 +226,22 @@ class Carrier:
         raise CannotCarryError("the tokens so far end in half a character")
 
     async def _text(self, tokens: tuple[int, ...]) -> str:
-        """The text of token ids, from any node's tokenizer."""
+        """The text of token ids, from any node's tokenizer; all questions of a carry go to the same one."""
         parsed = ParsedRequest(
             path="/detokenize",
             model=self.call.parsed.model,
             body=orjson.dumps({"model": self.call.parsed.model, "tokens": tokens}),
             is_json=True,
         )
-        call = replace(self.call, target="/detokenize", parsed=parsed, options=self.elsewhere(""), carries=False)
+        options = replace(self.elsewhere(""), force_target=self._tokenizer)
+        call = replace(self.call, target="/detokenize", parsed=parsed, options=options, carries=False)
         asking = Attempts(call, self._clock() + DETOKENIZE_S)
         asking.stood = True
-        opened, finish = await self._open(asking)
+        try:
+            opened, finish = await self._open(asking)
+        except Refused as refused:
+            raise CannotCarryError(f"no tokenizer answered: {refused}") from refused
+        self._tokenizer = opened.plan.target
         whole = False
         try:
             answer = opened.first + await opened.upstream.read_all(MAX_TEXT)
