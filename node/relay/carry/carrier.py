@@ -143,7 +143,8 @@ class Carrier:
         if lost.moved:
             attempt.leave_target(lost.target)
         else:
-            attempt.fail(lost.target, lost.why, reached=True)
+            # A request that breaks or hangs engines must not walk through the cluster; no node falls silent by it.
+            attempt.fail(lost.target, lost.why, reached=lost.cause != "silent")
         if attempt.exhausted:
             raise CannotCarryError("as many nodes as may be tried failed with this request")
         if not self.carriage.tokens and self.record.tokens:
