@@ -382,3 +382,17 @@ def test_a_stop_is_noticed_by_whatever_comes_first_a_timer_or_a_datagram(lone: M
     one.hear("peer", Dead("victim", first(1), "peer"))
     assert one.state("victim") is SUSPECT
     assert one.endpoint.counters["stalls"] == 1
+
+
+def test_a_suspicion_that_ended_while_we_were_stopped_waits_until_we_have_read_on(lone: Make) -> None:
+    one = lone()
+    one.meet("victim", OTHER)
+    one.hear("peer", Suspect("victim", first(1), "peer"))
+    while (due := one.endpoint.next_deadline()) != one.endpoint.timers["victim"]:
+        assert due is not None and one.state("victim") is SUSPECT
+        one.wait(due - one.now)
+    one.now = due + 5.0
+    one.wait(0)
+    assert one.state("victim") is SUSPECT, "its refutation may be waiting in the socket"
+    one.wait(1.1)
+    assert one.state("victim") is DEAD
