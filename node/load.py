@@ -59,7 +59,7 @@ class LoadVector:
     moves: int = 0
     #: Share of the KV cache that running requests hold, 0..1.
     kv_use: float = 0.0
-    #: The same in milliseconds, as the node itself expects it: it knows how long each of these prompts is.
+    #: `queued_tokens` in milliseconds, as the node itself expects it: it knows how long each of these prompts is.
     queued_ms: float = 0.0
     #: Recent finished requests that the rates and latencies rest on; what is older counts less.
     samples: float = FULLY

@@ -45,6 +45,8 @@ class Roster:
         self.prefixes = PeerPrefixes() if prefixes is None else prefixes  # an empty one is false
         self.sends = OwnSends() if sends is None else sends
         self._nodes: OrderedDict[str, Candidate] = OrderedDict()
+        #: When each node last told us its load itself. One entry a node at most.
+        self._told: dict[str, float] = {}
         self._typical: dict[str, Typical] = {}
         self._typical_at = float("-inf")
         #: Emptied whenever a node comes, goes or serves other models.
@@ -74,15 +76,23 @@ class Roster:
         """Forget a node altogether."""
         if self._nodes.pop(name, None) is not None:
             self._shortest = {}
+            self._told.pop(name, None)
             self.prefixes.drop(name)
             self.sends.forget(name)
 
     def row(self, name: str, *, incarnation: int, seq: int, load: LoadVector, age_s: float, now: float) -> bool:
-        """A load vector, `age_s` old. False: unknown node, or not newer than what is known."""
+        """A load vector, `age_s` old. False: unknown node, or not newer than what is known.
+
+        A row that was on its way while the node told us its load itself (`fresh`) is older than that, whatever its
+        number.
+        """
         node = self._nodes.get(name)
         if node is None or (incarnation, seq) <= (node.incarnation, node.seq):
             return False
         as_of = now - max(0.0, age_s)
+        if incarnation == node.incarnation and as_of < self._told.get(name, float("-inf")):
+            self._set(replace(node, seq=seq))
+            return False
         self._set(replace(node, load=load, incarnation=incarnation, seq=seq, as_of=as_of))
         self.sends.vector(name, as_of, node.hop_ms)
         return True
@@ -91,6 +101,7 @@ class Roster:
         """A vector that came with a node's own answer (a refusal): true now, whatever its sequence number."""
         node = self._nodes.get(name)
         if node is not None:
+            self._told[name] = now
             self._set(replace(node, load=load, as_of=now))
             self.sends.vector(name, now, node.hop_ms)
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from node import drain as module
-from node.admission import Admission, Place, WaitingRoom
+from node.admission import Admission, Place
 from node.drain import Drain, Phase
+from node.room import WaitingRoom
 
 
 class Movers:
@@ -49,7 +50,7 @@ class Lab:
     def __init__(self) -> None:
         self.now = 0.0
         self.published: list[bool] = []
-        self.admission = Admission(8, WaitingRoom(8))
+        self.admission = Admission(8, WaitingRoom(8, lambda: self.now))
         self.movers = Movers(self.admission)
         self.drain = Drain(
             self.admission,

@@ -27,7 +27,7 @@ def carrier() -> Carrier:
     async def opened(attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         return cast(Opened, SimpleNamespace(upstream=SimpleNamespace(status=200))), lambda whole: None
 
-    made: Any = Carrier(call, Attempts(call, 0.0), opened, lambda: 0.0)
+    made: Any = Carrier(call, Attempts(call), opened, lambda: 0.0)
     return cast(Carrier, made)
 
 

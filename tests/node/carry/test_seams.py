@@ -329,9 +329,9 @@ def test_a_second_run_can_be_lost_in_its_turn() -> None:
 
 def test_a_target_that_wants_to_be_rid_of_a_request_is_left_out_until_the_next_one_does() -> None:
     parsed = parse_request(CHAT, json.dumps({"model": "m", "messages": [], "stream": True}).encode())
-    attempt = Attempts(Call("POST", CHAT, [], parsed, "r", RouteOptions(), 0.0), 9.0)
+    attempt = Attempts(Call("POST", CHAT, [], parsed, "r", RouteOptions(), 0.0))
     attempt.fail("a", "it broke", reached=True)
     attempt.leave_target("b")
-    assert attempt.options().visited == ("a", "b")
+    assert attempt.options(0.0).visited == ("a", "b")
     attempt.leave_target("c")
-    assert attempt.options().visited == ("a", "c") and not attempt.exhausted
+    assert attempt.options(0.0).visited == ("a", "c") and not attempt.exhausted

@@ -32,6 +32,7 @@ from node.metrics import Metrics
 from node.models import ModelInfo
 from node.plan import Plan
 from node.policy import CandidateCost
+from node.prefill import PrefillTime
 from node.prompt import ParsedRequest
 from node.publisher import CHUNKS_PER_TICK, Publisher
 from node.registry import FRESH_S, Registry, chunk_key
@@ -385,7 +386,7 @@ def test_a_signature_covers_every_part_of_the_call(parts: list[str], index: int,
 def test_the_first_byte_is_waited_for_as_long_as_the_target_may_need() -> None:
     deadlines = Deadlines()
     stream, whole = ParsedRequest("/v1/x", "m", stream=True), ParsedRequest("/v1/x", "m", est_prompt_tokens=9)
-    warm = LoadVector(prefill_tps=1000.0, ttft_p95_ms=200.0, itl_p95_ms=20.0)
+    warm = LoadVector(prefill=PrefillTime.of_rate(1000.0), ttft_p95_ms=200.0, itl_p95_ms=20.0)
     factor = deadlines.first_byte_factor
 
     def granted(parsed: ParsedRequest, load: LoadVector, predicted_ms: float = 0, prompt_tokens: int = 0) -> float:

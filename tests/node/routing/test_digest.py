@@ -193,7 +193,9 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             published -= set(digest.evicted(gone))
         else:
             found = digest.resolve(chunks)
-            assert list(found) == blocks[: len(found)] and set(found) <= present
+            # A few too many at the end may be another prompt's that begins with this text.
+            assert list(found[: len(blocks)]) == blocks[: len(found)] and set(found) <= present
+            assert all(extra.startswith(path.encode()) for extra in found[len(blocks) :])
             assert len(found) >= math.floor(digest.matched(chunks) * 8)
         digest.validate()
         assert published == set(digest.chunks())

@@ -223,3 +223,13 @@ def test_a_node_with_a_bad_beginning_is_avoided_and_tried_again_when_that_has_fa
 
     assert chosen(30.0) == {"good"}
     assert chosen(last) == {"good", "bad"}
+
+
+def test_a_row_that_was_under_way_while_the_node_told_its_load_itself_does_not_take_that_back() -> None:
+    made = roster("b")
+    made.row("b", incarnation=1, seq=3, load=LoadVector(waiting=1), age_s=0.0, now=1.0)
+    made.fresh("b", LoadVector(waiting=9), 2.0)
+    assert not made.row("b", incarnation=1, seq=4, load=LoadVector(waiting=2), age_s=0.5, now=2.1)
+    assert made.get("b").load.waiting == 9  # type: ignore[union-attr]
+    assert made.row("b", incarnation=1, seq=5, load=LoadVector(waiting=3), age_s=0.1, now=2.3)
+    assert made.get("b").load.waiting == 3  # type: ignore[union-attr]
