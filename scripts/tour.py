@@ -98,7 +98,10 @@ class Tour:
         first = await self._ask("red", "/v1/completions", question("Which ship came first?"))
         self._holder = first.target
         await self._wait_spread("green")
-        second = await self._ask("green", "/v1/completions", question("Which ship came last?"))
+        # Pulling has a step of its own, for which two nodes must still lack the prompt.
+        second = await self._ask(
+            "green", "/v1/completions", question("Which ship came last?"), headers={"x-grapevine-no-pull": "1"}
+        )
         table = Table("entry", "answered by", "why", "first token")
         table.add_row("red", first.target, first.reason, f"{first.first_token_s * 1000:.0f} ms")
         table.add_row("green", second.target, second.reason, f"{second.first_token_s * 1000:.0f} ms")
