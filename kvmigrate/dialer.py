@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from . import wire
+from . import messages
 from .errors import LocalError
 from .handshake import PullerHandshake, Secrets
 from .transport import Deadline, Transport
@@ -34,7 +34,7 @@ class Dialer:
         """Prove these keys on new connections."""
         self._secret = secret
 
-    def ask(self, address: str, request: wire.Message, deadline: Deadline) -> tuple[Transport, wire.Message]:
+    def ask(self, address: str, request: messages.Message, deadline: Deadline) -> tuple[Transport, messages.Message]:
         """Send a request, and return the connection and the answer.
 
         A warm connection that turns out to be dead is replaced by a new one, once. Raises OSError when the source
@@ -83,8 +83,8 @@ class Dialer:
             transport.close()
 
     def _exchange(
-        self, transport: Transport, request: wire.Message, deadline: Deadline
-    ) -> tuple[Transport, wire.Message]:
+        self, transport: Transport, request: messages.Message, deadline: Deadline
+    ) -> tuple[Transport, messages.Message]:
         try:
             transport.send(request, deadline)
             return transport, transport.receive(deadline)
@@ -105,7 +105,7 @@ class Dialer:
         if closed:
             self.discard(transport)
             raise ConnectionAbortedError("closing")
-        shake = PullerHandshake(self._label, self._name, self._secret, secrets.token_bytes(wire.NONCE_BYTES))
+        shake = PullerHandshake(self._label, self._name, self._secret, secrets.token_bytes(messages.NONCE_BYTES))
         try:
             transport.send(shake.start(), part)
             while not shake.done:

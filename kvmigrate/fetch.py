@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from . import wire
+from . import messages
 from .pool import BlockPool
 from .pool_types import Slot
 from .transport import Deadline
@@ -27,14 +27,14 @@ _NUMBERS: Final = itertools.count(1)
 
 @dataclass(slots=True)
 class _Window:
-    entries: Sequence[wire.Entry]
+    entries: Sequence[messages.Entry]
     slots: deque[Slot]
 
 
 class Fetching:
     """Progress of one fetch. Not thread-safe."""
 
-    def __init__(self, pool: BlockPool, way: Way, entries: Sequence[wire.Entry], window_bytes: int) -> None:
+    def __init__(self, pool: BlockPool, way: Way, entries: Sequence[messages.Entry], window_bytes: int) -> None:
         self._pool = pool
         self._way = way
         self._writer = f"pull {next(_NUMBERS)}"  # grants are bounded for each fetch
@@ -45,7 +45,7 @@ class Fetching:
         self._ranks_done = 0
         self.blocks = 0  #: committed on all ranks
         self.bytes = 0
-        self.corrupt: list[wire.Key] = []
+        self.corrupt: list[messages.Key] = []
 
     def run(self, deadline: Deadline) -> str:
         """Fetch everything; returns the name of the reason why it ended. Raises what `Transport` raises."""
@@ -82,7 +82,7 @@ class Fetching:
                 break
         self._way.finish(deadline)
 
-    def _block(self, place: int, entry: wire.Entry, slot: Slot, deadline: Deadline) -> bool:
+    def _block(self, place: int, entry: messages.Entry, slot: Slot, deadline: Deadline) -> bool:
         """Take one block. False: nothing more of this window comes."""
         target = self._pool.writable(slot) if self._stop is None else None
         try:
@@ -99,16 +99,16 @@ class Fetching:
         finally:
             self._pool.abandon(slot)  # nothing happens after a commit
 
-    def _judge(self, slot: Slot, entry: wire.Entry, announced: bytes, found: bytes) -> None:
+    def _judge(self, slot: Slot, entry: messages.Entry, announced: bytes, found: bytes) -> None:
         if announced != entry.digest:
             self._end("gone")  # stored again in the meantime, by another computation
         elif found != entry.digest:
-            self.corrupt.append(wire.Key(entry.block_hash, entry.rank))
+            self.corrupt.append(messages.Key(entry.block_hash, entry.rank))
             self._end("corrupt")
         else:
             self._commit(slot, entry)
 
-    def _commit(self, slot: Slot, entry: wire.Entry) -> None:
+    def _commit(self, slot: Slot, entry: messages.Entry) -> None:
         if not self._pool.commit(slot, entry.block_hash, entry.rank, entry.nbytes, entry.digest):
             return  # here already: the engine computed it meanwhile, or another pull was faster
         self.bytes += entry.nbytes
@@ -125,12 +125,12 @@ class Fetching:
             self._pool.abandon(window.slots.popleft())
 
 
-def _windows(entries: Sequence[wire.Entry], window_bytes: int) -> deque[Sequence[wire.Entry]]:
+def _windows(entries: Sequence[messages.Entry], window_bytes: int) -> deque[Sequence[messages.Entry]]:
     """Cut a list so that no window is larger than a FETCH may be, and few are larger than `window_bytes`."""
-    windows: deque[Sequence[wire.Entry]] = deque()
+    windows: deque[Sequence[messages.Entry]] = deque()
     start = size = 0
     for place, entry in enumerate(entries):
-        if place > start and (size + entry.nbytes > window_bytes or place - start == wire.MAX_FETCH):
+        if place > start and (size + entry.nbytes > window_bytes or place - start == messages.MAX_FETCH):
             windows.append(entries[start:place])
             start, size = place, 0
         size += entry.nbytes

@@ -15,7 +15,8 @@ import hmac
 from typing import Final, TypeAlias
 
 from .errors import RemoteError
-from .wire import PROTOCOL_VERSION, Challenge, Error, Hello, Message, Proof, Welcome
+from .messages import Challenge, Error, Hello, Message, Proof, Welcome
+from .wire import PROTOCOL_VERSION
 
 #: One key, several (the one to prove first), or none.
 Secrets: TypeAlias = bytes | tuple[bytes, ...] | None

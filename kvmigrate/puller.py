@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from . import wire
+from . import messages
 from .dialer import Dialer
 from .handshake import Secrets
 from .neighbour import Neighbours
@@ -112,7 +112,7 @@ class Puller:
         asked = [Source(sources)] if isinstance(sources, str) else list(sources)
         if not asked:
             return self._ended(PullResult(0, 0, 0.0, Reason.NOTHING))
-        chain = tuple(chunks[: wire.MAX_CHUNKS])
+        chain = tuple(chunks[: messages.MAX_CHUNKS])
         flight = self._flights.get(chain)
         joined = flight is not None
         if flight is not None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from . import wire
+from . import messages
 from .errors import LocalError, RemoteError
 from .handshake import Secrets, SourceHandshake
 from .leases import MAX_LEASE_S
@@ -215,11 +215,11 @@ class TransferServer:
     def _welcome(self, transport: Transport) -> str | None:
         """Authenticate; returns the peer's name, None when it was refused."""
         deadline = self._deadline(self._limits.handshake_s)
-        shake = SourceHandshake(self._label, self._secret, secrets.token_bytes(wire.NONCE_BYTES))
+        shake = SourceHandshake(self._label, self._secret, secrets.token_bytes(messages.NONCE_BYTES))
         while not shake.done:
             answer = shake.receive(transport.receive(deadline))
             transport.send(answer, deadline)
-            if isinstance(answer, wire.Error):
+            if isinstance(answer, messages.Error):
                 self._count("unauthorized")
                 return None
         return shake.peer
@@ -244,7 +244,7 @@ class TransferServer:
         finally:
             serving.close()
 
-    def _next(self, transport: Transport) -> wire.Message:
+    def _next(self, transport: Transport) -> messages.Message:
         idle = Deadline(self._clock, self._limits.idle_s, self._limits.idle_s)
         try:
             if not transport.wait_readable(idle):

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from . import wire
+from . import messages, wire
 from .digest import RunningDigest
 from .errors import RemoteError
 
@@ -60,11 +60,11 @@ class Transport:
         self._limits = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
         self._prefix = bytearray(wire.PREFIX_BYTES)
 
-    def send(self, message: wire.Message, deadline: Deadline) -> None:
+    def send(self, message: messages.Message, deadline: Deadline) -> None:
         """Send a control frame."""
         self._send_all(memoryview(wire.encode(message)), deadline)
 
-    def send_block(self, header: wire.BlockHeader, data: memoryview, deadline: Deadline) -> None:
+    def send_block(self, header: messages.BlockHeader, data: memoryview, deadline: Deadline) -> None:
         """Send a block straight from memory."""
         prefix = memoryview(wire.encode(header))
         self._arm(socket.SO_SNDTIMEO, deadline)
@@ -75,7 +75,7 @@ class Transport:
         self._send_all(prefix[sent:], deadline)
         self._send_all(data[max(0, sent - len(prefix)) :], deadline)
 
-    def receive(self, deadline: Deadline) -> wire.Message:
+    def receive(self, deadline: Deadline) -> messages.Message:
         """Receive a control frame, or the header of a block (then call `receive_data`)."""
         self._fill(memoryview(self._prefix), deadline)
         prefix = wire.read_prefix(self._prefix)
@@ -147,6 +147,6 @@ class Transport:
             self._limits[option] = wait
 
 
-def unexpected(message: wire.Message) -> RemoteError:
+def unexpected(message: messages.Message) -> RemoteError:
     """Return the error for a message that does not belong here."""
     return RemoteError(f"transfer: unexpected {type(message).__name__}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from . import wire
+from . import messages
 from .errors import RemoteError
 from .neighbour import NeighbourFile
 from .transport import Deadline, Transport, unexpected
@@ -40,7 +40,7 @@ class Way(Protocol):
         """The word that people are shown."""
         ...
 
-    def ask(self, entries: Sequence[wire.Entry], deadline: Deadline) -> None:
+    def ask(self, entries: Sequence[messages.Entry], deadline: Deadline) -> None:
         """Ask for a window; several may be under way."""
         ...
 
@@ -49,7 +49,7 @@ class Way(Protocol):
         ...
 
     def take(
-        self, place: int, entry: wire.Entry, target: memoryview | None, deadline: Deadline
+        self, place: int, entry: messages.Entry, target: memoryview | None, deadline: Deadline
     ) -> Arrived | Stopped | None:
         """Take the next block into the target; without one it is passed over, and the answer is None."""
         ...
@@ -59,9 +59,9 @@ class Way(Protocol):
         ...
 
 
-def keys_of(entries: Sequence[wire.Entry]) -> tuple[wire.Key, ...]:
+def keys_of(entries: Sequence[messages.Entry]) -> tuple[messages.Key, ...]:
     """Return what FETCH and PIN name blocks by."""
-    return tuple(wire.Key(entry.block_hash, entry.rank) for entry in entries)
+    return tuple(messages.Key(entry.block_hash, entry.rank) for entry in entries)
 
 
 class OverTcp:
@@ -72,31 +72,31 @@ class OverTcp:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def ask(self, entries: Sequence[wire.Entry], deadline: Deadline) -> None:
+    def ask(self, entries: Sequence[messages.Entry], deadline: Deadline) -> None:
         """Send a FETCH."""
-        self._transport.send(wire.Fetch(keys_of(entries)), deadline)
+        self._transport.send(messages.Fetch(keys_of(entries)), deadline)
 
     def begin(self, deadline: Deadline) -> None:
         """Nothing: the blocks follow each other."""
 
     def take(
-        self, place: int, entry: wire.Entry, target: memoryview | None, deadline: Deadline
+        self, place: int, entry: messages.Entry, target: memoryview | None, deadline: Deadline
     ) -> Arrived | Stopped | None:
         """Receive a block straight into the target, or receive and forget it."""
         answer = self._transport.receive(deadline)
         match answer:
-            case wire.BlockHeader() if answer.index == place:
+            case messages.BlockHeader() if answer.index == place:
                 if answer.nbytes != entry.nbytes:
                     raise RemoteError("transfer: a block of another size than announced")
                 if target is None:
                     self._transport.discard_data(answer.nbytes, deadline)
                     return None
                 return Arrived(answer.digest, self._transport.receive_data(target, deadline))
-            case wire.Miss() if answer.index == place:
+            case messages.Miss() if answer.index == place:
                 return Stopped("gone")
-            case wire.Busy() if place == 0:
+            case messages.Busy() if place == 0:
                 return Stopped("busy")
-            case wire.Error():
+            case messages.Error():
                 raise RemoteError(f"transfer: {answer.message}")
             case _:
                 raise unexpected(answer)
@@ -113,28 +113,28 @@ class FromFile:
     def __init__(self, transport: Transport, file: NeighbourFile) -> None:
         self._transport = transport
         self._file = file
-        self._places: deque[wire.Place] = deque()
+        self._places: deque[messages.Place] = deque()
         self._busy = False
 
-    def ask(self, entries: Sequence[wire.Entry], deadline: Deadline) -> None:
+    def ask(self, entries: Sequence[messages.Entry], deadline: Deadline) -> None:
         """Send a PIN."""
-        self._transport.send(wire.Pin(keys_of(entries)), deadline)
+        self._transport.send(messages.Pin(keys_of(entries)), deadline)
 
     def begin(self, deadline: Deadline) -> None:
         """Learn where the blocks lie."""
         answer = self._transport.receive(deadline)
         match answer:
-            case wire.Pinned():
+            case messages.Pinned():
                 self._places = deque(answer.places)
-            case wire.Busy():
+            case messages.Busy():
                 self._busy = True
-            case wire.Error():
+            case messages.Error():
                 raise RemoteError(f"transfer: {answer.message}")
             case _:
                 raise unexpected(answer)
 
     def take(
-        self, place: int, entry: wire.Entry, target: memoryview | None, deadline: Deadline
+        self, place: int, entry: messages.Entry, target: memoryview | None, deadline: Deadline
     ) -> Arrived | Stopped | None:
         """Copy a block. The deadline is looked at before each."""
         deadline.wait()
@@ -151,6 +151,6 @@ class FromFile:
     def finish(self, deadline: Deadline) -> None:
         """Give the pins back."""
         if not self._busy:
-            self._transport.send(wire.Unpin(), deadline)
+            self._transport.send(messages.Unpin(), deadline)
         self._busy = False
         self._places.clear()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmigrate import neighbour, wire
+from kvmigrate import messages, neighbour
 from kvmigrate.digest import block_digest
 from kvmigrate.errors import RemoteError
 from kvmigrate.handshake import PullerHandshake
@@ -166,10 +166,12 @@ async def test_a_block_that_is_gone_ends_the_pull_at_the_block_before(
 async def test_a_source_that_points_at_other_places_of_its_file_delivers_nothing(
     source: BlockPool, target: BlockPool
 ) -> None:
-    def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
-        if isinstance(request, wire.Pin):
+    def lie(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
+        if isinstance(request, messages.Pin):
             transport.send(
-                wire.Pinned(tuple(wire.Place(b.index, b.generation) for b in reversed(source.lookup(chain(4))))),
+                messages.Pinned(
+                    tuple(messages.Place(b.index, b.generation) for b in reversed(source.lookup(chain(4))))
+                ),
                 deadline,
             )
 
@@ -197,9 +199,9 @@ async def test_a_pool_that_is_emptied_while_its_blocks_are_read_is_not_called_da
 
 
 async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPool, target: BlockPool) -> None:
-    def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
-        if isinstance(request, wire.Pin):
-            transport.send(wire.Pinned((wire.Place(10_000, 2),)), deadline)
+    def lie(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
+        if isinstance(request, messages.Pin):
+            transport.send(messages.Pinned((messages.Place(10_000, 2),)), deadline)
 
     bad = BadSource(lie, file=source.path.name, instance=source.header.instance)
     result = await pull(target, bad.address)
@@ -208,7 +210,7 @@ async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPo
 
 
 async def test_a_source_that_never_says_where_is_given_up_in_time(source: BlockPool, target: BlockPool) -> None:
-    def silent(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
+    def silent(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
         bad.hold()
 
     bad = BadSource(silent, file=source.path.name, instance=source.header.instance)
@@ -240,9 +242,9 @@ def gone(server: TransferServer) -> None:
 
 def test_pins_end_with_their_connection(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(wire.Pin(tuple(wire.Key(h, 0) for h in chain(3))), deadline)
+    transport.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(3))), deadline)
     answer = transport.receive(deadline)
-    assert isinstance(answer, wire.Pinned) and len(answer.places) == 3 and source.stats().leases == 3
+    assert isinstance(answer, messages.Pinned) and len(answer.places) == 3 and source.stats().leases == 3
     transport.close()
     gone(server)
     assert source.stats().leases == 0
@@ -251,27 +253,27 @@ def test_pins_end_with_their_connection(source: BlockPool, server: TransferServe
 def test_a_peer_that_pins_without_end_is_told_to_wait(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
     for _ in range(MAX_PINS):
-        transport.send(wire.Pin((wire.Key(block_hash(0), 0),)), deadline)
-        assert isinstance(transport.receive(deadline), wire.Pinned)
-    transport.send(wire.Pin((wire.Key(block_hash(0), 0),)), deadline)
-    assert isinstance(transport.receive(deadline), wire.Busy)
+        transport.send(messages.Pin((messages.Key(block_hash(0), 0),)), deadline)
+        assert isinstance(transport.receive(deadline), messages.Pinned)
+    transport.send(messages.Pin((messages.Key(block_hash(0), 0),)), deadline)
+    assert isinstance(transport.receive(deadline), messages.Busy)
     transport.close()
 
 
 def test_one_peer_cannot_pin_a_whole_pool(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(wire.Pin(tuple(wire.Key(h, 0) for h in chain(20))), deadline)
+    transport.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
     answer = transport.receive(deadline)
-    assert isinstance(answer, wire.Pinned) and 0 < len(answer.places) < 20
-    transport.send(wire.Pin((wire.Key(block_hash(19), 0),)), deadline)
-    assert isinstance(transport.receive(deadline), wire.Busy)
+    assert isinstance(answer, messages.Pinned) and 0 < len(answer.places) < 20
+    transport.send(messages.Pin((messages.Key(block_hash(19), 0),)), deadline)
+    assert isinstance(transport.receive(deadline), messages.Busy)
     transport.close()
     assert server.stats().busy == 1 and source.stats().refused_leases > 0
 
 
 def test_unpinning_what_was_never_pinned_costs_the_connection(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(wire.Unpin(), deadline)
+    transport.send(messages.Unpin(), deadline)
     with pytest.raises(OSError, match="closed"):
         transport.receive(deadline)
     transport.close()
