@@ -111,9 +111,17 @@ class KvSide:
             port=settings.kv_port,
             describe=self.fields,
             hottest=self.digest.hottest,
+            encrypt=settings.kv_tls,
         )
         self.server.start()
-        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name, describe=self.fields)
+        self.puller = Puller(
+            self.pool,
+            self._secrets(),
+            settings.cluster,
+            name=settings.name,
+            describe=self.fields,
+            encrypt=settings.kv_tls,
+        )
 
     def rekey(self) -> None:
         """Follow the ring: connections that are open stay, new ones prove the keys as they are now."""
