@@ -20,8 +20,8 @@ from .pool_types import Slot
 from .transport import Deadline
 from .ways import Arrived, Stopped, Way
 
-#: Windows under way at a time.
-DEPTH: Final = 2
+#: Windows that are begun at a time: one is taken, and there is work while its last blocks are waited for.
+_BEGUN: Final = 2
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -29,6 +29,7 @@ _NUMBERS: Final = itertools.count(1)
 class _Window:
     entries: Sequence[messages.Entry]
     slots: deque[Slot]
+    begun: bool = False
 
 
 class Fetching:
@@ -50,15 +51,18 @@ class Fetching:
     def run(self, deadline: Deadline) -> str:
         """Fetch everything; returns the name of the reason why it ended. Raises what `Transport` raises."""
         while True:
-            while self._todo and len(self._under_way) < DEPTH and self._ask(deadline):
+            while self._todo and len(self._under_way) < self._way.depth and self._ask(deadline):
                 pass
             if not self._under_way:
                 return self._stop or ("full" if self._todo else "complete")
+            for window in itertools.islice(self._under_way, _BEGUN):
+                self._begin(window, deadline)
             self._take(self._under_way[0], deadline)
             self._give_back(self._under_way.popleft())
 
     def give_back(self) -> None:
         """Return the slots of windows that did not arrive."""
+        self._way.stop()
         while self._under_way:
             self._give_back(self._under_way.popleft())
 
@@ -75,29 +79,33 @@ class Fetching:
         self._way.ask(entries, deadline)
         return True
 
+    def _begin(self, window: _Window, deadline: Deadline) -> None:
+        if not window.begun:
+            window.begun = True
+            wanted = self._stop is None
+            targets = [self._pool.writable(slot) if wanted else None for slot in window.slots]
+            self._way.begin(window.entries, targets, deadline)
+
     def _take(self, window: _Window, deadline: Deadline) -> None:
-        self._way.begin(deadline)
         for place, entry in enumerate(window.entries):
-            if not self._block(place, entry, window.slots.popleft(), deadline):
+            if not self._block(place, entry, window.slots[0], deadline):
                 break
+            self._pool.abandon(window.slots.popleft())  # nothing happens after a commit
         self._way.finish(deadline)
 
     def _block(self, place: int, entry: messages.Entry, slot: Slot, deadline: Deadline) -> bool:
-        """Take one block. False: nothing more of this window comes."""
+        """Take one block. False: nothing more of this window comes. The slot stays granted: it may be written still."""
         target = self._pool.writable(slot) if self._stop is None else None
-        try:
-            room = target[: entry.nbytes] if target is not None else None
-            match self._way.take(place, entry, room, deadline):
-                case Stopped(reason):
-                    self._end(reason)
-                    return False
-                case None:
-                    self._end("full")  # the pool was cleared; or it had ended before
-                case Arrived(announced, found):
-                    self._judge(slot, entry, announced, found)
-            return True
-        finally:
-            self._pool.abandon(slot)  # nothing happens after a commit
+        room = target[: entry.nbytes] if target is not None else None
+        match self._way.take(place, entry, room, deadline):
+            case Stopped(reason):
+                self._end(reason)
+                return False
+            case None:
+                self._end("full")  # the pool was cleared; or it had ended before
+            case Arrived(announced, found):
+                self._judge(slot, entry, announced, found)
+        return True
 
     def _judge(self, slot: Slot, entry: messages.Entry, announced: bytes, found: bytes) -> None:
         if announced != entry.digest:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from . import layout
+from .copier import Helpers
 from .digest import RunningDigest
 from .errors import RemoteError
 from .layout import Geometry
@@ -36,7 +37,7 @@ _MAP_NORESERVE: Final = 0x4000  # Linux; `mmap` names it from Python 3.13 on
 
 
 class NeighbourFile:
-    """A mapped pool file of another process. Used by one thread at a time; `close` when done."""
+    """A mapped pool file of another process. `close` when nobody copies any more."""
 
     def __init__(self, mapped: mmap.mmap, geometry: Geometry, instance: int) -> None:
         self.geometry = geometry
@@ -112,6 +113,7 @@ class Neighbours:
     """
 
     def __init__(self, own: Path) -> None:
+        self.helpers = Helpers()
         self._own = own
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, NeighbourFile] = OrderedDict()
@@ -142,6 +144,7 @@ class Neighbours:
 
     def close(self) -> None:
         """Unmap all that is not lent; what is lent is unmapped when it comes back. Idempotent."""
+        self.helpers.close()
         with self._lock:
             self._closed = True
             doomed = list(self._kept.values())

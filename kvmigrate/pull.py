@@ -225,7 +225,7 @@ class Pull:
         # A chain longer than half of the pool would push out its own head.
         missing = manifest.entries[have * geometry.ranks : geometry.slots // 2]
         file = self._neighbour(manifest) if missing else None
-        way: Way = FromFile(transport, file) if file is not None else OverTcp(transport)
+        way = self._way(transport, file)
         attempt.way = way.name if missing else ""
         window_bytes = min(self._window_bytes, PIN_WINDOW_BYTES) if file is not None else self._window_bytes
         attempt.fetching = fetching = Fetching(self._pool, way, missing, window_bytes)
@@ -238,6 +238,11 @@ class Pull:
         if fetching.corrupt:
             transport.send(messages.Corrupt(tuple(fetching.corrupt[: messages.MAX_FETCH])), deadline)
         return reason
+
+    def _way(self, transport: Transport, file: NeighbourFile | None) -> Way:
+        if file is None or self._neighbours is None:
+            return OverTcp(transport)
+        return FromFile(transport, file, self._neighbours.helpers)
 
     def _neighbour(self, manifest: messages.Manifest) -> NeighbourFile | None:
         return self._neighbours.borrow(manifest.file, manifest.instance) if self._neighbours is not None else None

@@ -126,7 +126,7 @@ def two_good_ones(transport: Transport, deadline: Deadline) -> None:
 
 SLOW_SOURCE = """
 import pathlib, sys, time
-from kvmigrate import serving
+from kvmigrate import messages, serving, wire
 from kvmigrate.server import TransferServer
 from tests.kvmigrate.helpers import SECRET, block_hash, chain, make_pool, store
 pool = make_pool(pathlib.Path(sys.argv[1]), 64)
@@ -135,8 +135,8 @@ send = serving.Serving._send_block
 def slowly(self, index, lease, deadline):
     if index == 2:
         found = self._pool.leased(lease)
-        header = serving.messages.BlockHeader(index, len(found[1]), found[0].digest)
-        self._transport.socket.sendall(serving.wire.encode(header) + bytes(found[1][:100]))
+        header = messages.BlockHeader(index, len(found[1]), found[0].digest)
+        self._transport.socket.sendall(wire.encode(header) + bytes(found[1][:100]))
         print("half", flush=True)
         time.sleep(60)
     return send(self, index, lease, deadline)

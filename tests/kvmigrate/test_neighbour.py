@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmigrate import messages, neighbour
-from kvmigrate.digest import block_digest
+from kvmigrate import copier, layout, messages, neighbour
+from kvmigrate.digest import RunningDigest, block_digest
 from kvmigrate.errors import RemoteError
 from kvmigrate.handshake import PullerHandshake
 from kvmigrate.layout import FileHeader, Geometry, pack_file_header
@@ -29,6 +29,13 @@ from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, conte
 
 PATIENCE_S = 10.0
 LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
+
+
+@pytest.fixture(autouse=True, params=["alone", "helped"])
+def helped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test twice: the pull copies alone, or shares every copy, however small."""
+    monkeypatch.setattr(copier, "MIN_SHARED_BYTES", 0 if request.param == "helped" else 1 << 60)
+    monkeypatch.setattr(copier.os, "sched_getaffinity", lambda _: range(3))
 
 
 def resolve(chunks: Sequence[int]) -> list[bytes]:
@@ -196,6 +203,59 @@ async def test_a_pool_that_is_emptied_while_its_blocks_are_read_is_not_called_da
     result = await pull(target, at(server))
     assert (result.reason, result.blocks, result.corrupt) == (Reason.GONE, 0, 0)
     holds(target, 0)
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["overwritten", "damaged"])
+async def test_a_block_that_changes_while_it_is_copied_is_not_taken(
+    tells: bool, source: BlockPool, target: BlockPool, server: TransferServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first half is the block's, its second half is not; the owner knows of it, or nobody does."""
+    block = source.lookup([block_hash(3)], use=False)[0]
+    geometry = source.header.geometry
+    middle = geometry.slot_offset(block.index) + BLOCK // 2
+    first_half = content(block_hash(3))[: BLOCK // 2]
+    changed = threading.Event()
+
+    class Watching(RunningDigest):
+        def update(self, piece: bytes | bytearray | memoryview) -> None:
+            super().update(piece)
+            if bytes(piece) == first_half:
+                source._file.bytes[middle : middle + BLOCK // 2] = content(block_hash(99))[BLOCK // 2 :]
+                if tells:
+                    layout.write_generation(source._file.bytes, geometry, block.index, block.generation + 1)
+                changed.set()
+
+    monkeypatch.setattr(neighbour, "COPY_BYTES", BLOCK // 2)
+    monkeypatch.setattr(neighbour, "RunningDigest", Watching)
+    result = await pull(target, at(server))
+    assert changed.is_set()
+    assert (result.reason, result.blocks) == (Reason.GONE if tells else Reason.CORRUPT, 3)
+    holds(target, 3)
+    if tells:
+        layout.write_generation(source._file.bytes, geometry, block.index, block.generation)
+
+
+async def test_a_slot_is_not_given_back_while_somebody_still_copies_into_it(
+    source: BlockPool, target: BlockPool, server: TransferServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pull's time is over in the middle of a copy."""
+    begun, go_on = threading.Event(), threading.Event()
+    copy = NeighbourFile.copy
+
+    def slow(self: NeighbourFile, slot: int, nbytes: int, room: memoryview) -> bytes:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return copy(self, slot, nbytes, room)
+
+    monkeypatch.setattr(NeighbourFile, "copy", slow)
+    puller = Puller(target, SECRET, "c", name="target", limits=LIMITS)
+    result = await puller.pull(at(server), range(20), 0.5)
+    assert begun.is_set() and (result.reason, result.blocks) == (Reason.DEADLINE, 0)
+    assert target.stats().granted > 0  # the pool lends them to nobody else
+    go_on.set()
+    await puller.close()
+    assert target.stats().granted == 0
+    target.validate()
 
 
 async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPool, target: BlockPool) -> None:
