@@ -30,7 +30,7 @@ from .errors import RemoteError
 from .layout import Geometry
 
 #: Copied at a time: still in the L2 cache when it is hashed.
-COPY_BYTES: Final = 256 << 10
+COPY_BYTES: Final = 512 << 10
 #: Files that stay mapped: more nodes than that on one host are rare, and the others only cost a mapping each time.
 MAX_KEPT: Final = 16
 _MAP_NORESERVE: Final = 0x4000  # Linux; `mmap` names it from Python 3.13 on

@@ -21,7 +21,7 @@ from .tls import PullerTls, SourceTls
 
 #: Large enough to keep a fast link busy between two reads, small enough that a piece is still in the L2 cache when it
 #: is hashed.
-PIECE_BYTES: Final = 256 << 10
+PIECE_BYTES: Final = 512 << 10
 _SKIPPED: Final = 64 << 10
 
 
