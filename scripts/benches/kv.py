@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> Result:
             for library in kv_libraries.LIBRARIES:
                 asyncio.run(kv_libraries.compare(result, source, directory, library, pairs))
     result.note("tcp_limit: sendall / recv_into, one buffer each; same_memory: through as much memory as the blocks")
+    result.note("pull_fresh: into slots that have no memory yet; pull_prepared: the node's reserve has taken it ahead")
     result.note(
         "loop_blocked_*: how late a timer of 1 ms is in the source while it serves, waiting for a core included; "
         "loop_blocked_with_a_core: without the time that its thread was ready to run and got none"
@@ -74,6 +75,8 @@ async def _rates(  # noqa: PLR0917 - one call
     try:
         if size == "3m":
             result.add("pull_fresh_gb_s_3m", await pair.pull() / 1e9)
+            pair.renew()
+            result.add("pull_prepared_gb_s_3m", await pair.pull() / 1e9)
         await pair.pull()
         pair.plain()
         rates = _Rates(source, pair)

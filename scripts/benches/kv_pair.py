@@ -53,6 +53,14 @@ class Pair:
             raise RuntimeError(f"the pull ended with {result}")
         return result.bytes / result.seconds
 
+    def renew(self) -> None:
+        """Replace the pool's file by a new one, whose memory is taken ahead as far as a node does."""
+        header = self.pool.header
+        for fingerprint in (header.fingerprint[::-1], header.fingerprint):
+            self.pool.configure(fingerprint, self._block_bytes, 1)
+        while self.pool.prepare(self.bytes):
+            pass
+
     async def ask(self, count: int, *, first: int = 0, same_host: bool = False) -> PullResult:
         """Pull a chain of `count` chunks that begins with number `first`."""
         return await self._pullers[same_host].pull(self._address, range(first, first + count), DEADLINE_S)
