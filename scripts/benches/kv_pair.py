@@ -36,8 +36,8 @@ class Pair:
         self.bytes = count * block_bytes
         self._address = f"127.0.0.1:{ports['port']}"
         self._block_bytes = block_bytes
-        # A chain may fill half of a pool.
-        self.pool: BlockPool = make_pool(directory / "target.kvpool", block_bytes, 2 * count + 8)
+        # A chain may fill half of a pool, and a quarter takes its memory ahead.
+        self.pool: BlockPool = make_pool(directory / "target.kvpool", block_bytes, 4 * count + 8)
         self._pullers = [
             Puller(self.pool, SECRET, LABEL, name="bench", same_host=here, encrypt=encrypt) for here in (False, True)
         ]
