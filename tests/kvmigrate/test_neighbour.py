@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvmigrate import copier, layout, messages, neighbour
+from kvmigrate.copier import Copier
 from kvmigrate.digest import RunningDigest, block_digest
 from kvmigrate.errors import RemoteError
 from kvmigrate.handshake import PullerHandshake
@@ -256,6 +257,47 @@ async def test_a_slot_is_not_given_back_while_somebody_still_copies_into_it(
     await puller.close()
     assert target.stats().granted == 0
     target.validate()
+
+
+async def test_a_pull_that_breaks_ends_only_when_its_helpers_have_let_go_of_its_slots(
+    source: BlockPool, target: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier, "MIN_SHARED_BYTES", 0)
+    begun, go_on, ending = threading.Event(), threading.Event(), threading.Event()
+    copy, stop = NeighbourFile.copy, Copier.stop
+
+    def slow(self: NeighbourFile, slot: int, nbytes: int, room: memoryview) -> bytes:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return copy(self, slot, nbytes, room)
+
+    def stopped(self: Copier) -> None:
+        ending.set()
+        stop(self)
+
+    def break_the_second(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
+        if not isinstance(request, messages.Pin):
+            return
+        if request.keys[0].block_hash == block_hash(0):
+            blocks = source.lookup([key.block_hash for key in request.keys], use=False)
+            transport.send(messages.Pinned(tuple(messages.Place(b.index, b.generation) for b in blocks)), deadline)
+        else:
+            assert begun.wait(PATIENCE_S)
+            transport.send(messages.Welcome(), deadline)
+
+    monkeypatch.setattr(NeighbourFile, "copy", slow)
+    monkeypatch.setattr(Copier, "stop", stopped)
+    bad = BadSource(break_the_second, file=source.path.name, instance=source.header.instance)
+    puller = Puller(target, SECRET, "c", name="target", limits=LIMITS)
+    pulling = asyncio.create_task(puller.pull(bad.address, range(10), 10))
+    assert await asyncio.to_thread(ending.wait, PATIENCE_S)
+    assert not pulling.done() and target.stats().granted > 0
+    go_on.set()
+    assert (await pulling).reason is Reason.BROKEN
+    await puller.close()
+    bad.end()
+    assert target.stats().granted == 0
+    holds(target, 0)
 
 
 async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPool, target: BlockPool) -> None:
