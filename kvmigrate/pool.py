@@ -192,12 +192,7 @@ class BlockPool:
     def lookup(self, hashes: Sequence[bytes], rank: int = 0, *, use: bool = True) -> list[Block]:
         """Return the longest present prefix of a chain; counts as a use of its blocks unless told otherwise."""
         with self._lock:
-            found: list[Block] = []
-            for block_hash in hashes:
-                group = self._table.group(block_hash)
-                if group is None or rank not in group:
-                    break
-                found.append(group[rank])
+            found = self._table.prefix(hashes, rank)
             if use:
                 self._counts["hits"] += len(found)
                 self._counts["misses"] += len(hashes) - len(found)
