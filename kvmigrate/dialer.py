@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 import threading
 from collections import OrderedDict
 from typing import Final
 
-from . import wire
-from .errors import LocalError
+from . import messages
+from .errors import LocalError, RemoteError
 from .handshake import PullerHandshake, Secrets
+from .tls import NOT_TLS, PullerTls
 from .transport import Deadline, Transport
 
 #: Warm connections in all; the one that was used longest ago is closed for a new one.
@@ -18,9 +20,13 @@ MAX_WARM: Final = 64
 
 
 class Dialer:
-    """Thread-safe. A connection is used by one thread at a time, between `ask` and `keep` or `discard`."""
+    """Thread-safe. A connection is used by one thread at a time, between `ask` and `keep` or `discard`.
 
-    def __init__(self, label: str, name: str, secret: Secrets, connect_s: float) -> None:
+    `encrypt`: over TLS or not at all.
+    """
+
+    def __init__(self, label: str, name: str, secret: Secrets, connect_s: float, *, encrypt: bool = False) -> None:
+        self._tls = PullerTls() if encrypt else None
         self._label = label
         self._name = name
         self._secret = secret
@@ -34,7 +40,7 @@ class Dialer:
         """Prove these keys on new connections."""
         self._secret = secret
 
-    def ask(self, address: str, request: wire.Message, deadline: Deadline) -> tuple[Transport, wire.Message]:
+    def ask(self, address: str, request: messages.Message, deadline: Deadline) -> tuple[Transport, messages.Message]:
         """Send a request, and return the connection and the answer.
 
         A warm connection that turns out to be dead is replaced by a new one, once. Raises OSError when the source
@@ -83,8 +89,8 @@ class Dialer:
             transport.close()
 
     def _exchange(
-        self, transport: Transport, request: wire.Message, deadline: Deadline
-    ) -> tuple[Transport, wire.Message]:
+        self, transport: Transport, request: messages.Message, deadline: Deadline
+    ) -> tuple[Transport, messages.Message]:
         try:
             transport.send(request, deadline)
             return transport, transport.receive(deadline)
@@ -105,17 +111,31 @@ class Dialer:
         if closed:
             self.discard(transport)
             raise ConnectionAbortedError("closing")
-        shake = PullerHandshake(self._label, self._name, self._secret, secrets.token_bytes(wire.NONCE_BYTES))
         try:
-            transport.send(shake.start(), part)
-            while not shake.done:
-                answer = shake.receive(transport.receive(part))
-                if answer is not None:
-                    transport.send(answer, part)
+            self._introduce(transport, part)
         except BaseException:
             self.discard(transport)
             raise
         return transport
+
+    def _introduce(self, transport: Transport, deadline: Deadline) -> None:
+        binding = self._encrypt(transport, deadline) if self._tls is not None else b""
+        nonce = secrets.token_bytes(messages.NONCE_BYTES)
+        shake = PullerHandshake(self._label, self._name, self._secret, nonce, binding)
+        transport.send(shake.start(), deadline)
+        while not shake.done:
+            answer = shake.receive(transport.receive(deadline))
+            if answer is not None:
+                transport.send(answer, deadline)
+
+    def _encrypt(self, transport: Transport, deadline: Deadline) -> bytes:
+        assert self._tls is not None
+        try:
+            return transport.encrypt(self._tls, deadline)
+        except ssl.SSLError as error:
+            if error.reason == NOT_TLS:
+                raise RemoteError("it does not encrypt KV blocks and this node does: start it with --kv-tls") from error
+            raise
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -24,19 +24,20 @@ from pathlib import Path
 from typing import Final
 
 from . import layout
+from .copier import Helpers
 from .digest import RunningDigest
 from .errors import RemoteError
 from .layout import Geometry
 
 #: Copied at a time: still in the L2 cache when it is hashed.
-COPY_BYTES: Final = 256 << 10
+COPY_BYTES: Final = 512 << 10
 #: Files that stay mapped: more nodes than that on one host are rare, and the others only cost a mapping each time.
 MAX_KEPT: Final = 16
 _MAP_NORESERVE: Final = 0x4000  # Linux; `mmap` names it from Python 3.13 on
 
 
 class NeighbourFile:
-    """A mapped pool file of another process. Used by one thread at a time; `close` when done."""
+    """A mapped pool file of another process. `close` when nobody copies any more."""
 
     def __init__(self, mapped: mmap.mmap, geometry: Geometry, instance: int) -> None:
         self.geometry = geometry
@@ -112,6 +113,7 @@ class Neighbours:
     """
 
     def __init__(self, own: Path) -> None:
+        self.helpers = Helpers()
         self._own = own
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, NeighbourFile] = OrderedDict()
@@ -142,6 +144,7 @@ class Neighbours:
 
     def close(self) -> None:
         """Unmap all that is not lent; what is lent is unmapped when it comes back. Idempotent."""
+        self.helpers.close()
         with self._lock:
             self._closed = True
             doomed = list(self._kept.values())

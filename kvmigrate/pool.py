@@ -35,6 +35,8 @@ from .pool_file import PoolFile
 from .pool_types import Block, Cleared, Committed, Evicted, PoolEvent, PoolStats, Slot
 from .slot_table import SlotTable
 
+#: At most this part of a pool takes memory before it is needed.
+_PREPARED_SHARE: Final = 4
 _NO_GEOMETRY: Final = Geometry(layout.PAGE_BYTES, 0, 1)
 
 
@@ -123,6 +125,16 @@ class BlockPool:
             self._table.expire(self._clock())
             return self._table.grant(n, writer)
 
+    def prepare(self, nbytes: int) -> bool:
+        """Take the memory of one slot ahead of its use, unless `nbytes` of slots are free already.
+
+        False: there is nothing to do now, or no memory left. See `reserve`.
+        """
+        with self._lock:
+            geometry = self._header.geometry
+            wanted = min(nbytes // geometry.stride, geometry.slots // _PREPARED_SHARE)
+        return self._back_one(wanted, populate=True) is True
+
     @property
     def grant_limit(self) -> int:
         """Slots that one writer may hold at a time."""
@@ -180,12 +192,7 @@ class BlockPool:
     def lookup(self, hashes: Sequence[bytes], rank: int = 0, *, use: bool = True) -> list[Block]:
         """Return the longest present prefix of a chain; counts as a use of its blocks unless told otherwise."""
         with self._lock:
-            found: list[Block] = []
-            for block_hash in hashes:
-                group = self._table.group(block_hash)
-                if group is None or rank not in group:
-                    break
-                found.append(group[rank])
+            found = self._table.prefix(hashes, rank)
             if use:
                 self._counts["hits"] += len(found)
                 self._counts["misses"] += len(hashes) - len(found)
@@ -328,18 +335,29 @@ class BlockPool:
         return self._file.bytes[offset : offset + self._header.geometry.block_bytes]
 
     def _take_memory(self, wanted: int) -> None:
-        """Back slots that were never used, until `wanted` are free. The system takes milliseconds for a large slot, so
-        that happens outside of the lock; the file lock keeps the file open meanwhile."""
+        """Back slots that were never used, until `wanted` are free."""
+        while self._back_one(wanted, populate=False) is not None:
+            pass
+
+    def _back_one(self, wanted: int, *, populate: bool) -> bool | None:
+        """Back a slot that was never used, if fewer than `wanted` are free; tells whether there was memory for it.
+
+        The system takes milliseconds for a large slot, so that happens outside of the lock; the file lock keeps the
+        file open meanwhile.
+        """
         with self._file_lock:
-            while True:
-                with self._lock:
-                    slot = None if self._closed else self._table.take_fresh(wanted)
-                if slot is None:
-                    return
-                geometry = self._header.geometry  # changes only under the file lock
-                success = self._file.back(geometry.slot_offset(slot), geometry.stride)
-                with self._lock:
-                    self._table.backed(slot, success=success)
+            with self._lock:
+                slot = None if self._closed else self._table.take_fresh(wanted)
+            if slot is None:
+                return None
+            geometry = self._header.geometry  # changes only under the file lock
+            where = geometry.slot_offset(slot), geometry.stride
+            success = self._file.back(*where)
+            if success and populate:
+                self._file.populate(*where)
+            with self._lock:
+                self._table.backed(slot, success=success)
+            return success
 
     def _replace_file(self, geometry: Geometry, fingerprint: bytes) -> None:
         epoch = self._header.epoch

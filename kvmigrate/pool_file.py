@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -25,6 +26,7 @@ from .layout import MAGIC, PAGE_BYTES
 #: Looks at a file that is locked before it is believed to have an owner, and seconds between them.
 TRIES: Final = 5
 TRY_AGAIN_S: Final = 0.02
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 #: Files that one sweep looks at.
 MAX_SWEPT: Final = 1024
 
@@ -59,6 +61,11 @@ class PoolFile:
                 return False
             raise LocalError(f"cannot back KV pool {self.path} with memory: {error.strerror}") from error
         return True
+
+    def populate(self, offset: int, length: int) -> None:
+        """Map a range of whole pages that has memory, so that the first write need not find each page."""
+        with contextlib.suppress(OSError):  # an older kernel: it does
+            self._map.madvise(_MADV_POPULATE_WRITE, offset, length)
 
     def give_up_memory(self) -> None:
         """Return all memory but the first page's to the system (it reads as zeros), where the system can do that."""

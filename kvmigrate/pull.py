@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from . import wire
+from . import messages
 from .dialer import Dialer
 from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
@@ -49,7 +49,7 @@ class Reason(StrEnum):
 
 
 #: Makes the question, from our fingerprint and ranks.
-Ask = Callable[[bytes, int], wire.Message]
+Ask = Callable[[bytes, int], messages.Message]
 #: What no other source could change.
 _FINAL: Final = frozenset({Reason.DEADLINE, Reason.FULL, Reason.UNCONFIGURED})
 
@@ -59,7 +59,7 @@ class Source:
     """Where to pull from: "host:port", and how many chunks of the chain, from its front, are asked for there."""
 
     address: str
-    chunks: int = wire.MAX_CHUNKS
+    chunks: int = messages.MAX_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,22 +197,24 @@ class Pull:
         self._dialer.keep(address, transport)
         return reason
 
-    def _act_on(self, transport: Transport, answer: wire.Message, deadline: Deadline, attempt: _Attempt) -> Reason:
+    def _act_on(self, transport: Transport, answer: messages.Message, deadline: Deadline, attempt: _Attempt) -> Reason:
         match answer:
-            case wire.Manifest():
+            case messages.Manifest():
                 return self._fetch(transport, answer, deadline, attempt)
-            case wire.Busy():
+            case messages.Busy():
                 return Reason.BUSY
-            case wire.Unlike():
+            case messages.Unlike():
                 attempt.detail = differences(self._describe(), dict(answer.fields))
                 return Reason.MISMATCH
-            case wire.Error():
+            case messages.Error():
                 attempt.detail = answer.message
                 return Reason.MISMATCH if answer.code == "ranks" else Reason.REFUSED
             case _:
                 raise unexpected(answer)
 
-    def _fetch(self, transport: Transport, manifest: wire.Manifest, deadline: Deadline, attempt: _Attempt) -> Reason:
+    def _fetch(
+        self, transport: Transport, manifest: messages.Manifest, deadline: Deadline, attempt: _Attempt
+    ) -> Reason:
         """Fetch what is missing."""
         geometry = self._pool.header.geometry
         hashes = check_manifest(manifest, geometry.ranks, geometry.block_bytes)
@@ -223,7 +225,7 @@ class Pull:
         # A chain longer than half of the pool would push out its own head.
         missing = manifest.entries[have * geometry.ranks : geometry.slots // 2]
         file = self._neighbour(manifest) if missing else None
-        way: Way = FromFile(transport, file) if file is not None else OverTcp(transport)
+        way = self._way(transport, file)
         attempt.way = way.name if missing else ""
         window_bytes = min(self._window_bytes, PIN_WINDOW_BYTES) if file is not None else self._window_bytes
         attempt.fetching = fetching = Fetching(self._pool, way, missing, window_bytes)
@@ -234,15 +236,20 @@ class Pull:
             if file is not None and self._neighbours is not None:
                 self._neighbours.give_back(manifest.file, file)
         if fetching.corrupt:
-            transport.send(wire.Corrupt(tuple(fetching.corrupt[: wire.MAX_FETCH])), deadline)
+            transport.send(messages.Corrupt(tuple(fetching.corrupt[: messages.MAX_FETCH])), deadline)
         return reason
 
-    def _neighbour(self, manifest: wire.Manifest) -> NeighbourFile | None:
+    def _way(self, transport: Transport, file: NeighbourFile | None) -> Way:
+        if file is None or self._neighbours is None:
+            return OverTcp(transport)
+        return FromFile(transport, file, self._neighbours.helpers)
+
+    def _neighbour(self, manifest: messages.Manifest) -> NeighbourFile | None:
         return self._neighbours.borrow(manifest.file, manifest.instance) if self._neighbours is not None else None
 
 
 def _lookup(chain: Sequence[int]) -> Ask:
-    return lambda fingerprint, ranks: wire.Lookup(fingerprint, ranks, tuple(chain))
+    return lambda fingerprint, ranks: messages.Lookup(fingerprint, ranks, tuple(chain))
 
 
 class _Attempt:
@@ -256,7 +263,7 @@ class _Attempt:
         self.detail = ""
 
 
-def check_manifest(manifest: wire.Manifest, ranks: int, block_bytes: int) -> list[bytes]:
+def check_manifest(manifest: messages.Manifest, ranks: int, block_bytes: int) -> list[bytes]:
     """Return the block hashes of a manifest; RemoteError when it is not blocks in order with all their ranks."""
     if len(manifest.entries) % ranks:
         raise RemoteError("transfer: manifest with a part of a block")

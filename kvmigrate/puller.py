@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from . import wire
+from . import messages
 from .dialer import Dialer
 from .handshake import Secrets
 from .neighbour import Neighbours
@@ -65,8 +65,8 @@ class Puller:
     """Pull blocks from peers into a pool.
 
     `secret` is the cluster key, or several of them, `label` the cluster's name, `name` our own. `describe` gives the
-    readable fields of our fingerprint. `same_host` False: blocks of peers on this host come over TCP too.
-    Use it from one event loop.
+    readable fields of our fingerprint. `same_host` False: blocks of peers on this host come over TCP too. `encrypt`:
+    over TLS or not at all (what is read on the same host crosses no network). Use it from one event loop.
     """
 
     def __init__(
@@ -79,12 +79,13 @@ class Puller:
         limits: PullLimits | None = None,
         describe: Callable[[], dict[str, str | int]] = dict,
         same_host: bool = True,
+        encrypt: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
         self._limits = limits or PullLimits()
         self._clock = clock
-        self._dialer = Dialer(label, name, secret, self._limits.connect_s)
+        self._dialer = Dialer(label, name, secret, self._limits.connect_s, encrypt=encrypt)
         self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="kv-pull")
         self._describe = describe
         self._neighbours = Neighbours(pool.path) if same_host else None
@@ -112,7 +113,7 @@ class Puller:
         asked = [Source(sources)] if isinstance(sources, str) else list(sources)
         if not asked:
             return self._ended(PullResult(0, 0, 0.0, Reason.NOTHING))
-        chain = tuple(chunks[: wire.MAX_CHUNKS])
+        chain = tuple(chunks[: messages.MAX_CHUNKS])
         flight = self._flights.get(chain)
         joined = flight is not None
         if flight is not None:

@@ -22,12 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from . import wire
-from .errors import LocalError, RemoteError
-from .handshake import Secrets, SourceHandshake
+from . import messages
+from .errors import KvError, LocalError
+from .handshake import NO_KEY, Secrets, SourceHandshake
 from .leases import MAX_LEASE_S
 from .pool import BlockPool
 from .serving import LEASE_WINDOW, Describe, Hottest, Resolve, Serving
+from .tls import CLIENT_HELLO, SourceTls
 from .transport import Deadline, Transport
 
 _JOIN_S: Final = 2.0
@@ -78,7 +79,7 @@ class TransferServer:
     `resolve` turns chunk hashes (chain order) into block hashes (chain order); it is called in a transfer thread and
     must be thread-safe; so are `describe`, which gives the fingerprint's readable fields, and `hottest`, which gives
     the chains that are used most, so many blocks in all. `secret` is the cluster key, or several of them, `label` the
-    cluster's name. `port` 0 picks one.
+    cluster's name. `port` 0 picks one. `encrypt`: over TLS or not at all, which needs a key.
     """
 
     def __init__(
@@ -93,8 +94,12 @@ class TransferServer:
         describe: Describe = dict,
         hottest: Hottest = lambda blocks: (),
         limits: ServerLimits | None = None,
+        encrypt: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if encrypt and not secret:
+            raise LocalError(NO_KEY)
+        self._tls = SourceTls() if encrypt else None
         self._pool = pool
         self._resolve = resolve
         self._describe = describe
@@ -205,7 +210,7 @@ class TransferServer:
                 self._answer(transport, peer)
         except _Idle:
             pass
-        except (OSError, RemoteError):
+        except (OSError, KvError):
             self._count("broken")
         finally:
             with self._lock:
@@ -215,14 +220,31 @@ class TransferServer:
     def _welcome(self, transport: Transport) -> str | None:
         """Authenticate; returns the peer's name, None when it was refused."""
         deadline = self._deadline(self._limits.handshake_s)
-        shake = SourceHandshake(self._label, self._secret, secrets.token_bytes(wire.NONCE_BYTES))
+        if not self._same_encryption(transport, deadline):
+            self._count("unauthorized")
+            return None
+        binding = transport.encrypt(self._tls, deadline) if self._tls is not None else b""
+        nonce = secrets.token_bytes(messages.NONCE_BYTES)
+        shake = SourceHandshake(self._label, self._secret, nonce, binding)
         while not shake.done:
             answer = shake.receive(transport.receive(deadline))
             transport.send(answer, deadline)
-            if isinstance(answer, wire.Error):
+            if isinstance(answer, messages.Error):
                 self._count("unauthorized")
                 return None
         return shake.peer
+
+    def _same_encryption(self, transport: Transport, deadline: Deadline) -> bool:
+        """Whether the peer begins as we are told to; otherwise it is told what is wrong, in clear."""
+        starts_tls = transport.first_byte(deadline) == CLIENT_HELLO
+        if starts_tls == (self._tls is not None):
+            return True
+        transport.skip()  # a connection that is closed with bytes unread loses the answer
+        words = (
+            "only over TLS: start yours with --kv-tls too" if self._tls is not None else "in clear, without --kv-tls"
+        )
+        transport.send(messages.Error("tls", f"this node exchanges KV blocks {words}"), deadline)
+        return False
 
     def _answer(self, transport: Transport, peer: str) -> None:
         """Answer requests until the peer goes away."""
@@ -244,7 +266,7 @@ class TransferServer:
         finally:
             serving.close()
 
-    def _next(self, transport: Transport) -> wire.Message:
+    def _next(self, transport: Transport) -> messages.Message:
         idle = Deadline(self._clock, self._limits.idle_s, self._limits.idle_s)
         try:
             if not transport.wait_readable(idle):

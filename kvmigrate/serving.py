@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from . import wire
+from . import messages
 from .errors import KvError, RemoteError
 from .fingerprint import matching
 from .leases import MAX_LEASE_S, Lease
@@ -28,7 +28,7 @@ MAX_PINS: Final = 4
 
 Resolve = Callable[[Sequence[int]], Sequence[bytes]]
 Describe = Callable[[], Mapping[str, str | int]]
-Hottest = Callable[[int], Sequence[wire.Chain]]
+Hottest = Callable[[int], Sequence[messages.Chain]]
 Count = Callable[[str, int], None]
 
 
@@ -61,22 +61,22 @@ class Serving:
         self._clock = clock
         self._pins: deque[list[Lease]] = deque()
 
-    def answer(self, request: wire.Message, deadline: Deadline) -> None:
+    def answer(self, request: messages.Message, deadline: Deadline) -> None:
         """Answer one request; raises RemoteError for what is none, and what `Transport` raises."""
         match request:
-            case wire.Lookup() | wire.Find():
+            case messages.Lookup() | messages.Find():
                 self._transport.send(self._look_up(request), deadline)
-            case wire.Hot():
-                self._transport.send(wire.Chains(tuple(self._hottest(request.blocks))), deadline)
-            case wire.Fetch():
+            case messages.Hot():
+                self._transport.send(messages.Chains(tuple(self._hottest(request.blocks))), deadline)
+            case messages.Fetch():
                 self._fetch(request.keys, deadline)
-            case wire.Pin():
+            case messages.Pin():
                 self._transport.send(self._pin(request.keys), deadline)
-            case wire.Unpin():
+            case messages.Unpin():
                 if not self._pins:
                     raise RemoteError("transfer: nothing is pinned")
                 self._release(self._pins.popleft())
-            case wire.Corrupt():
+            case messages.Corrupt():
                 self._check(request.keys)
             case _:
                 raise unexpected(request)
@@ -86,31 +86,34 @@ class Serving:
         while self._pins:
             self._release(self._pins.popleft())
 
-    def _look_up(self, request: wire.Lookup | wire.Find) -> wire.Message:
+    def _look_up(self, request: messages.Lookup | messages.Find) -> messages.Message:
         self._count("lookups", 1)
         header = self._pool.header
         if not matching(header.fingerprint, request.fingerprint):
             self._count("unlike", 1)
             return self._unlike()
         if header.geometry.ranks != request.ranks:
-            return wire.Error("ranks", f"the blocks here have {header.geometry.ranks} ranks")
+            return messages.Error("ranks", f"the blocks here have {header.geometry.ranks} ranks")
         try:
-            found = self._resolve(request.chunks) if isinstance(request, wire.Lookup) else request.hashes
+            found = self._resolve(request.chunks) if isinstance(request, messages.Lookup) else request.hashes
         except KvError as error:
-            return wire.Error("resolve", str(error)[: wire.MAX_TEXT])
-        hashes = list(found)[: wire.MAX_ENTRIES // request.ranks]
-        counts = isinstance(request, wire.Lookup)  # a copy of what is hot makes nothing hotter
+            return messages.Error("resolve", str(error)[: messages.MAX_TEXT])
+        hashes = list(found)[: messages.MAX_ENTRIES // request.ranks]
+        counts = isinstance(request, messages.Lookup)  # a copy of what is hot makes nothing hotter
         by_rank = [self._pool.lookup(hashes, rank, use=counts and rank == 0) for rank in range(request.ranks)]
         blocks = [block for shards in zip(*by_rank, strict=False) for block in shards]
-        entries = tuple(wire.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks)
-        return wire.Manifest(self._pool.path.name, header.instance, entries)
+        entries = tuple(messages.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks)
+        return messages.Manifest(self._pool.path.name, header.instance, entries)
 
-    def _unlike(self) -> wire.Unlike:
-        fields = [(name, value) for name, value in self._describe().items() if len(name) <= wire.MAX_NAME]
-        cut = [(n, v[: wire.MAX_FIELD_TEXT] if isinstance(v, str) else max(0, v)) for n, v in fields[: wire.MAX_FIELDS]]
-        return wire.Unlike(tuple(cut))
+    def _unlike(self) -> messages.Unlike:
+        fields = [(name, value) for name, value in self._describe().items() if len(name) <= messages.MAX_NAME]
+        cut = [
+            (n, v[: messages.MAX_FIELD_TEXT] if isinstance(v, str) else max(0, v))
+            for n, v in fields[: messages.MAX_FIELDS]
+        ]
+        return messages.Unlike(tuple(cut))
 
-    def _fetch(self, keys: Sequence[wire.Key], deadline: Deadline) -> None:
+    def _fetch(self, keys: Sequence[messages.Key], deadline: Deadline) -> None:
         if not self._turns.acquire(timeout=self._busy_wait_s):
             self._transport.send(self._busy(), deadline)
             return
@@ -119,7 +122,7 @@ class Serving:
         finally:
             self._turns.release()
 
-    def _send_blocks(self, keys: Sequence[wire.Key], deadline: Deadline) -> None:
+    def _send_blocks(self, keys: Sequence[messages.Key], deadline: Deadline) -> None:
         sent = 0
         while sent < len(keys):
             leases = self._lease(keys[sent : sent + LEASE_WINDOW])
@@ -134,7 +137,7 @@ class Serving:
             finally:
                 self._release(leases)
             self._count("misses", 1)
-            self._transport.send(wire.Miss(sent), deadline)
+            self._transport.send(messages.Miss(sent), deadline)
             return
 
     def _send_block(self, index: int, lease: Lease, deadline: Deadline) -> bool:
@@ -142,12 +145,12 @@ class Serving:
         if found is None:
             return False
         block, data = found
-        self._transport.send_block(wire.BlockHeader(index, block.nbytes, block.digest), data, deadline)
+        self._transport.send_block(messages.BlockHeader(index, block.nbytes, block.digest), data, deadline)
         self._count("blocks", 1)
         self._count("bytes", block.nbytes)
         return True
 
-    def _pin(self, keys: Sequence[wire.Key]) -> wire.Message:
+    def _pin(self, keys: Sequence[messages.Key]) -> messages.Message:
         if len(self._pins) >= MAX_PINS:
             return self._busy()
         leases = self._lease(keys)
@@ -158,13 +161,13 @@ class Serving:
             self._count("misses", 1)
         self._count("pinned_blocks", len(leases))
         self._count("pinned_bytes", sum(lease.nbytes for lease in leases))
-        return wire.Pinned(tuple(wire.Place(lease.slot, lease.generation) for lease in leases))
+        return messages.Pinned(tuple(messages.Place(lease.slot, lease.generation) for lease in leases))
 
-    def _busy(self) -> wire.Busy:
+    def _busy(self) -> messages.Busy:
         self._count("busy", 1)
-        return wire.Busy()
+        return messages.Busy()
 
-    def _lease(self, keys: Sequence[wire.Key]) -> list[Lease]:
+    def _lease(self, keys: Sequence[messages.Key]) -> list[Lease]:
         """Hold as many of these as are here and within the peer's quota."""
         until = self._clock() + MAX_LEASE_S
         leases: list[Lease] = []
@@ -179,7 +182,7 @@ class Serving:
         for lease in leases:
             self._pool.release(lease)
 
-    def _check(self, keys: Sequence[wire.Key]) -> None:
+    def _check(self, keys: Sequence[messages.Key]) -> None:
         """A peer got wrong bytes: look whether they are wrong here, so that they are not served again."""
         suspects = [block.index for key in keys for block in self._pool.lookup([key.block_hash], key.rank, use=False)]
         self._count("corrupt", self._pool.check_slots(suspects))

@@ -172,6 +172,16 @@ class SlotTable:
         group = self._groups.get(block_hash)
         return group if group is not None and len(group) == self.ranks else None
 
+    def prefix(self, hashes: Sequence[bytes], rank: int) -> list[Block]:
+        """Return a rank's blocks of the longest readable prefix of a chain."""
+        found: list[Block] = []
+        for block_hash in hashes:
+            group = self._groups.get(block_hash)
+            if group is None or len(group) < self.ranks or rank not in group:
+                break
+            found.append(group[rank])
+        return found
+
     def at(self, slot: int) -> Block | None:
         """Return the block stored in a slot."""
         return self._by_slot.get(slot)
@@ -186,12 +196,10 @@ class SlotTable:
 
     def touch(self, hashes: Sequence[bytes], *, use: bool) -> None:
         """Make the blocks of a chain the youngest, the head youngest of all; count it as a use or not."""
+        step = self.lru.use if use else self.lru.refresh
         for block_hash in reversed(hashes):
-            if block_hash in self.lru:
-                if use:
-                    self.lru.use(block_hash)
-                else:
-                    self.lru.refresh(block_hash)
+            if block_hash in self._groups:
+                step(block_hash)
 
     def evict(self, block_hash: bytes) -> bool:
         """Drop a block on all ranks; False when it is not here."""

@@ -1,7 +1,6 @@
-"""Blocking I/O of transfer frames over one socket, every call with a deadline. Used in threads only.
+"""Blocking I/O of transfer frames over one connection, every call with a deadline. Used in threads only.
 
-The kernel keeps the time (SO_RCVTIMEO, SO_SNDTIMEO) instead of a poll before each call: one system call moves a whole
-piece, and the time limit holds for the whole call, so a peer that sends a byte now and then gains nothing by it.
+How the bytes go, in clear or over TLS, is in `streams`.
 
 Raises RemoteError when the other side breaks the protocol, TimeoutError when it is too slow, other OSErrors when the
 connection is gone. After any of them the connection is unusable.
@@ -9,21 +8,21 @@ connection is gone. After any of them the connection is unusable.
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import struct
+import threading
 from collections.abc import Callable
 from typing import Final
 
-from . import wire
+from . import messages, wire
 from .digest import RunningDigest
 from .errors import RemoteError
+from .streams import PlainStream, Stream, TlsStream
+from .tls import PullerTls, SourceTls
 
 #: Large enough to keep a fast link busy between two reads, small enough that a piece is still in the L2 cache when it
 #: is hashed.
-PIECE_BYTES: Final = 256 << 10
-_NO_PROGRESS: Final = "no progress in time"
-_SHORTEST_S: Final = 0.001  # 0 would mean no limit
+PIECE_BYTES: Final = 512 << 10
+_SKIPPED: Final = 64 << 10
 
 
 class Deadline:
@@ -54,28 +53,43 @@ class Transport:
     """Frames over a connected socket, which it owns."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(None)
-        self._limits = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        self._stream: Stream = PlainStream(sock)
+        self._swapping = threading.Lock()
+        self._closed = False
         self._prefix = bytearray(wire.PREFIX_BYTES)
 
-    def send(self, message: wire.Message, deadline: Deadline) -> None:
+    def encrypt(self, tls: SourceTls | PullerTls, deadline: Deadline) -> bytes:
+        """Go over to TLS before anything was sent; returns the channel binding. ssl.SSLError, which is an OSError."""
+        with self._swapping:
+            if self._closed or not isinstance(self._stream, PlainStream):
+                raise ConnectionAbortedError("closed")
+            sock = tls.wrap(self._stream.socket)
+            self._stream = stream = TlsStream(sock)
+        stream.handshake(deadline.wait())
+        return tls.binding(sock)
+
+    def first_byte(self, deadline: Deadline) -> bytes:
+        """Wait for the other side's first byte, and leave it there; nothing when it hung up."""
+        return self._stream.peek(deadline.wait())
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket below."""
+        return self._stream.socket
+
+    def send(self, message: messages.Message, deadline: Deadline) -> None:
         """Send a control frame."""
         self._send_all(memoryview(wire.encode(message)), deadline)
 
-    def send_block(self, header: wire.BlockHeader, data: memoryview, deadline: Deadline) -> None:
+    def send_block(self, header: messages.BlockHeader, data: memoryview, deadline: Deadline) -> None:
         """Send a block straight from memory."""
         prefix = memoryview(wire.encode(header))
-        self._arm(socket.SO_SNDTIMEO, deadline)
-        try:
-            sent = self.socket.sendmsg([prefix, data])
-        except BlockingIOError as error:
-            raise TimeoutError(_NO_PROGRESS) from error
+        sent = self._stream.send([prefix, data], deadline.wait())
         self._send_all(prefix[sent:], deadline)
         self._send_all(data[max(0, sent - len(prefix)) :], deadline)
 
-    def receive(self, deadline: Deadline) -> wire.Message:
+    def receive(self, deadline: Deadline) -> messages.Message:
         """Receive a control frame, or the header of a block (then call `receive_data`)."""
         self._fill(memoryview(self._prefix), deadline)
         prefix = wire.read_prefix(self._prefix)
@@ -103,25 +117,21 @@ class Transport:
 
     def wait_readable(self, deadline: Deadline) -> bool:
         """Wait until something arrives; False when the other side hung up instead. TimeoutError when nothing does."""
-        self._arm(socket.SO_RCVTIMEO, deadline)
-        try:
-            return bool(self.socket.recv(1, socket.MSG_PEEK))
-        except BlockingIOError as error:
-            raise TimeoutError(_NO_PROGRESS) from error
+        return bool(self._stream.peek(deadline.wait()))
+
+    def skip(self) -> None:
+        """Throw away what has arrived so far."""
+        self.socket.recv(_SKIPPED, socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Close the connection. Idempotent; wakes a thread that waits in it."""
-        with contextlib.suppress(OSError):  # the other side was faster
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+        with self._swapping:
+            self._closed = True
+            self._stream.close()
 
     def _send_all(self, data: memoryview, deadline: Deadline) -> None:
         while data:
-            self._arm(socket.SO_SNDTIMEO, deadline)
-            try:
-                data = data[self.socket.send(data) :]
-            except BlockingIOError as error:
-                raise TimeoutError(_NO_PROGRESS) from error
+            data = data[self._stream.send([data], deadline.wait()) :]
 
     def _fill(self, target: memoryview, deadline: Deadline) -> None:
         while target:
@@ -129,24 +139,12 @@ class Transport:
 
     def _some(self, target: memoryview, deadline: Deadline) -> int:
         """Receive all of the target, or as much as comes in time."""
-        self._arm(socket.SO_RCVTIMEO, deadline)
-        try:
-            got = self.socket.recv_into(target, len(target), socket.MSG_WAITALL)
-        except BlockingIOError as error:  # what a blocking socket says when its SO_...TIMEO is over
-            raise TimeoutError(_NO_PROGRESS) from error
+        got = self._stream.receive(target, deadline.wait())
         if not got:
             raise ConnectionResetError("the other side closed the connection")
         return got
 
-    def _arm(self, option: int, deadline: Deadline) -> None:
-        """Tell the kernel how long the next call may take, if that has changed."""
-        wait = max(deadline.wait(), _SHORTEST_S)
-        if wait != self._limits[option]:
-            seconds = int(wait)
-            self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, int((wait - seconds) * 1e6)))
-            self._limits[option] = wait
 
-
-def unexpected(message: wire.Message) -> RemoteError:
+def unexpected(message: messages.Message) -> RemoteError:
     """Return the error for a message that does not belong here."""
     return RemoteError(f"transfer: unexpected {type(message).__name__}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from . import wire
+from . import messages
 from .dialer import Dialer
 from .errors import KvError, RemoteError
 from .pool import BlockPool
@@ -28,7 +28,7 @@ class WarmResult:
 
     reason: Reason
     whole: bool = False
-    chains: tuple[wire.Chain, ...] = ()
+    chains: tuple[messages.Chain, ...] = ()
     blocks: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class Warming:
         if not geometry.slots:
             return WarmResult(Reason.UNCONFIGURED)
         room = geometry.slots // geometry.ranks // POOL_SHARE
-        blocks = min(room, max_bytes // (geometry.block_bytes * geometry.ranks), wire.MAX_ENTRIES)
+        blocks = min(room, max_bytes // (geometry.block_bytes * geometry.ranks), messages.MAX_ENTRIES)
         try:
             chains = self._hottest(address, blocks, deadline.within(self._begin_s))
         except RemoteError as error:
@@ -60,15 +60,15 @@ class Warming:
             return WarmResult(Reason.UNREACHABLE, detail=str(error))
         return self._copy(address, chains, deadline)
 
-    def _hottest(self, address: str, blocks: int, deadline: Deadline) -> Sequence[wire.Chain]:
-        transport, answer = self._dialer.ask(address, wire.Hot(blocks), deadline)
-        if isinstance(answer, wire.Chains):
+    def _hottest(self, address: str, blocks: int, deadline: Deadline) -> Sequence[messages.Chain]:
+        transport, answer = self._dialer.ask(address, messages.Hot(blocks), deadline)
+        if isinstance(answer, messages.Chains):
             self._dialer.keep(address, transport)
             return answer.chains
         self._dialer.discard(transport)
         raise unexpected(answer)
 
-    def _copy(self, address: str, chains: Sequence[wire.Chain], deadline: Deadline) -> WarmResult:
+    def _copy(self, address: str, chains: Sequence[messages.Chain], deadline: Deadline) -> WarmResult:
         parts: list[Part] = []
         for chain in chains:
             if len(self._pool.lookup(chain.hashes, use=False)) == len(chain.hashes):
@@ -82,7 +82,7 @@ class Warming:
         return self._result(Reason.COMPLETE if chains else Reason.NOTHING, chains, parts, whole=True)
 
     def _result(
-        self, reason: Reason, chains: Sequence[wire.Chain], parts: Sequence[Part], *, whole: bool = False
+        self, reason: Reason, chains: Sequence[messages.Chain], parts: Sequence[Part], *, whole: bool = False
     ) -> WarmResult:
         for chain in reversed(chains):  # the hottest become the youngest
             self._pool.touch(chain.hashes, use=False)
@@ -97,11 +97,11 @@ class Warming:
             parts=tuple(parts),
         )
 
-    def _here(self, chain: wire.Chain) -> wire.Chain:
+    def _here(self, chain: messages.Chain) -> messages.Chain:
         """Cut a chain to the blocks that are here, and to the chunks that these cover."""
         held = len(self._pool.lookup(chain.hashes, use=False))
-        return wire.Chain(chain.hashes[:held], tuple(label for label in chain.labels if 0 < label.end <= held))
+        return messages.Chain(chain.hashes[:held], tuple(label for label in chain.labels if 0 < label.end <= held))
 
 
 def _find(hashes: Sequence[bytes]) -> Ask:
-    return lambda fingerprint, ranks: wire.Find(fingerprint, ranks, tuple(hashes))
+    return lambda fingerprint, ranks: messages.Find(fingerprint, ranks, tuple(hashes))

@@ -23,7 +23,7 @@ them straight into shared memory; `index` is the block's place in the FETCH, `di
                                 BUSY | ERROR(code, message)   instead of any answer
 
 Promises:
-1. Decoders raise RemoteError and nothing else, and what they return keeps the limits below.
+1. Decoders raise RemoteError and nothing else, and what they return keeps the limits here and in `messages`.
 2. A limit is checked before the memory it bounds is taken.
 3. FETCHes and PINs are answered in order, so a puller may send the next one before the last one is done.
 """
@@ -39,89 +39,28 @@ from .digest import DIGEST_BYTES
 from .errors import RemoteError
 from .layout import MAX_BLOCK_BYTES
 from .messages import (
-    MAX_CHAINS,
-    MAX_CHUNKS,
-    MAX_ENTRIES,
     MAX_FETCH,
-    MAX_FIELD_TEXT,
-    MAX_FIELDS,
-    MAX_FILE_NAME,
-    MAX_LABEL_TOKENS,
-    MAX_NAME,
-    MAX_TEXT,
-    NONCE_BYTES,
-    PROOF_BYTES,
     BlockHeader,
     Busy,
-    Chain,
     Chains,
     Challenge,
     Corrupt,
-    Entry,
     Error,
     Fetch,
     Find,
     Hello,
     Hot,
-    Key,
-    Label,
     Lookup,
     Manifest,
     Message,
     Miss,
     Pin,
     Pinned,
-    Place,
     Proof,
     Unlike,
     Unpin,
     Welcome,
 )
-
-__all__ = [
-    "MAX_CHAINS",
-    "MAX_CHUNKS",
-    "MAX_ENTRIES",
-    "MAX_FETCH",
-    "MAX_FIELDS",
-    "MAX_FIELD_TEXT",
-    "MAX_FILE_NAME",
-    "MAX_LABEL_TOKENS",
-    "MAX_NAME",
-    "MAX_TEXT",
-    "NONCE_BYTES",
-    "PROOF_BYTES",
-    "BlockHeader",
-    "Busy",
-    "Chain",
-    "Chains",
-    "Challenge",
-    "Corrupt",
-    "Entry",
-    "Error",
-    "Fetch",
-    "Find",
-    "Hello",
-    "Hot",
-    "Key",
-    "Kind",
-    "Label",
-    "Lookup",
-    "Manifest",
-    "Message",
-    "Miss",
-    "Pin",
-    "Pinned",
-    "Place",
-    "Prefix",
-    "Proof",
-    "Unlike",
-    "Unpin",
-    "Welcome",
-    "decode",
-    "encode",
-    "read_prefix",
-]
 
 PROTOCOL_VERSION: Final = 2
 MAX_CONTROL_BYTES: Final = 1 << 20

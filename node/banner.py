@@ -20,10 +20,11 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
     shown = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
     url = f"http://{join_address(shown, http_port)}"
     join = join_address(*gossip_address)
+    tls = " over TLS" if settings.kv_tls else ""
     say(f"grapevine node {settings.name}, cluster {settings.cluster}, policy {settings.policy}")
     say(f"  API      {url}/v1        (any OpenAI client)")
     say(f"  page     {url}/          state {url}/gossip/state")
-    say(f"  gossip   {join}" + (f", KV blocks on port {kv_port}" if kv_port else ", no exchange of KV blocks"))
+    say(f"  gossip   {join}" + (f", KV blocks{tls} on port {kv_port}" if kv_port else ", no exchange of KV blocks"))
     say(f"  engine   {_engine(settings)}")
     label = "" if settings.cluster == DEFAULT_CLUSTER else f" --cluster {settings.cluster}"
     key = ", with the same GRAPEVINE_CLUSTER_KEY" if settings.cluster_key else ""

@@ -22,6 +22,7 @@ from kvmigrate.link.server import EngineLink, Gone, LinkEvent
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_file import remove_stale_files
 from kvmigrate.puller import Puller, WarmResult
+from kvmigrate.reserve import Reserve
 from kvmigrate.server import TransferServer
 from node import kv_state
 from node.digest import Changes, PrefixDigest
@@ -86,6 +87,7 @@ class KvSide:
         self._cached: dict[str, int] = {}
         self.pool: BlockPool | None = None
         self.link: EngineLink | None = None
+        self._reserve: Reserve | None = None
         self.server: TransferServer | None = None
         self.puller: Puller | None = None
 
@@ -100,6 +102,7 @@ class KvSide:
             _log.info("removed %s, which a node that was killed had left", path)
         self.pool = await asyncio.to_thread(BlockPool, settings.pool_path, settings.pool_bytes)
         self.digest.follow(self.pool)
+        self._reserve = Reserve(self.pool)
         self.link = EngineLink(settings.link_socket, self.pool, self._on_link)
         await self.link.start()
         self.server = TransferServer(
@@ -111,9 +114,17 @@ class KvSide:
             port=settings.kv_port,
             describe=self.fields,
             hottest=self.digest.hottest,
+            encrypt=settings.kv_tls,
         )
         self.server.start()
-        self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name, describe=self.fields)
+        self.puller = Puller(
+            self.pool,
+            self._secrets(),
+            settings.cluster,
+            name=settings.name,
+            describe=self.fields,
+            encrypt=settings.kv_tls,
+        )
 
     def rekey(self) -> None:
         """Follow the ring: connections that are open stay, new ones prove the keys as they are now."""
@@ -132,6 +143,8 @@ class KvSide:
             await self.link.close()
         if self.pool is not None:
             self.digest.unfollow()
+            if self._reserve is not None:
+                await asyncio.to_thread(self._reserve.close)
             await asyncio.to_thread(self.pool.close)
         self.pool = self.link = self.server = self.puller = None
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvmigrate.messages import Chain, Label
-from kvmigrate.wire import MAX_CHAINS, MAX_ENTRIES
+from kvmigrate.messages import MAX_CHAINS, MAX_ENTRIES, Chain, Label
 
 #: Uses that make a prefix shared: the request that brought it is one.
 SHARED_USES = 2

@@ -23,6 +23,7 @@ def snapshot(kv: KvSide) -> dict[str, object]:
         "path": str(kv.settings.pool_path),
         "why": status.why,
         "connected": kv.connected,
+        "encrypted": kv.settings.kv_tls,
         "digest_size": len(kv.digest),
         "block_tokens": kv.hello.block_size if kv.hello is not None else 0,
         "fingerprint": kv.fields(),

@@ -117,6 +117,9 @@ class Settings:
         "Size of the pool of KV blocks, GiB.",
         derived="2, on a GPU host 64; at most a quarter of the free shared memory",
     )
+    kv_tls: bool = key(
+        False, "Exchange KV blocks over TLS only; on every node of the cluster or on none. Needs a cluster key."
+    )
     max_running: int = key(256, "Requests that run on this node's engine at once.")
     max_queue: int = key(1024, "Requests that wait on this node.")
     max_body_mib: int = key(64, "Largest request body, MiB.")
@@ -154,6 +157,10 @@ class Settings:
             raise SettingsError(
                 f"--host :: listens for IPv6 and --advertise {self.advertise} is an IPv4 address: use --host 0.0.0.0, "
                 "or advertise an IPv6 address"
+            )
+        if self.kv_tls and not self.cluster_key:
+            raise SettingsError(
+                "--kv-tls needs a cluster key, or nobody could tell who is at the other end: set GRAPEVINE_CLUSTER_KEY"
             )
         self._check_distinct_ports()
         self._check_engine_url()

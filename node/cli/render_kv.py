@@ -36,6 +36,8 @@ def _summary(name: str, section: Mapping[str, Any], console: Console) -> None:
     )
     if not section.get("connected"):
         console.print(f"[yellow]no block moves:[/] {escape(str(section.get('why') or 'the engine is not connected'))}")
+    if section.get("encrypted"):
+        console.print("blocks travel over TLS, and only to and from nodes that do the same (--kv-tls)")
     prompt = tokens.get("prompt", 0)
     if prompt:
         console.print(

@@ -34,7 +34,7 @@ def _run(name: str, options: argparse.Namespace) -> Result:
 def _parser(names: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measures what docs/benchmarks.md reports.")
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
-    commands.add_parser("peers", help="Installs the routers that benches compare with: `peers install`.")
+    commands.add_parser("peers", help="Installs what benches compare with: `peers install`.")
     for name in [*names, "all"]:
         text = f"every bench, written to {DOCUMENT}" if name == "all" else (_module(name).__doc__ or "").split("\n")[0]
         command = commands.add_parser(name, help=text, description=text)

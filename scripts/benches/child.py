@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 
 class Child:
-    """Runs a module as a process of its own; it ends with the `with` block."""
+    """Runs a module as a process of its own; it ends with the `with` block.
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    `python` is another interpreter, `environment` is added to ours, and what a `quiet` one says of itself is not shown.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        python: Path | str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        quiet: bool = False,
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [str(python), "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            env={**os.environ, **(environment or {})},
+            text=True,
         )
 
     def __enter__(self) -> Self:
@@ -26,10 +45,14 @@ class Child:
     def ask(self, question: str) -> Any:
         """Send a line and give the answer. :raises RuntimeError: the process has ended."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(question + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"{self._process.args!r} has ended with {self._process.wait()}")
-        return json.loads(answer)
+        return self.hear()
+
+    def hear(self) -> Any:
+        """Give the next line that it says, of JSON: others are passed over. :raises RuntimeError: it has ended."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):
+                return json.loads(line)
+        raise RuntimeError(f"{self._process.args!r} has ended with {self._process.wait()}")

@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import ctypes
 import operator
-import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+from benches import kv_libraries
 from benches.child import Child
-from benches.kv_source import ASK, LABEL, NO_DIGEST, SECRET, make_pool
+from benches.kv_pair import Pair, no_digests
 from benches.result import Result
-from kvmigrate import neighbour, transport
-from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullResult, Reason
 
 SIZES = {"64k": 64 << 10, "1m": 1 << 20, "3m": 3 << 20, "16m": 16 << 20}
 LARGE = ("1m", "3m", "16m")
@@ -33,6 +27,7 @@ TARGETS = {
     **{f"pull_over_tcp_limit_nodigest_{size}": (">=", 0.8) for size in LARGE},
     **{f"pull_over_tcp_limit_{size}": (">=", 0.6) for size in LARGE},
     **{f"same_host_gb_s_{size}": (">=", 8.0) for size in ("1m", "3m")},
+    **kv_libraries.TARGETS,
     "lookup_first_block_ms": ("<=", 2.0),
     "lookup_1000_ms": ("<=", 5.0),
     "loop_blocked_max_ms": ("<=", 5.0),
@@ -40,7 +35,6 @@ TARGETS = {
 #: Bytes of one pull, and of the smallest blocks, which are too many otherwise.
 TOTAL = 128 << 20
 TOTAL_SMALL = 32 << 20
-DEADLINE_S = 60.0
 #: Blocks of the lookups.
 MANY = 1000
 
@@ -61,58 +55,16 @@ def run(options: argparse.Namespace) -> Result:
             for size, block_bytes in SIZES.items():
                 asyncio.run(_rates(result, source, directory, size, block_bytes, pairs))
             asyncio.run(_lookups(result, source, directory, 10 * pairs))
+            asyncio.run(_encrypted(result, source, directory, pairs))
+            for library in kv_libraries.LIBRARIES:
+                asyncio.run(kv_libraries.compare(result, source, directory, library, pairs))
     result.note("tcp_limit: sendall / recv_into, one buffer each; same_memory: through as much memory as the blocks")
+    result.note("pull_fresh: into slots that have no memory yet; pull_prepared: the node's reserve has taken it ahead")
     result.note(
-        "loop_blocked_*: how late a timer of 1 ms is in the source while it serves, waiting for a core included"
+        "loop_blocked_*: how late a timer of 1 ms is in the source while it serves, waiting for a core included; "
+        "loop_blocked_with_a_core: without the time that its thread was ready to run and got none"
     )
-    result.note("pull_over_mooncake, pull_over_nixl: not measured, neither is a dependency")
     return result
-
-
-class Pair:
-    """The source in its process, and a puller with a pool of its own here."""
-
-    def __init__(self, source: Child, directory: Path, block_bytes: int, count: int, *, digests: bool = True) -> None:
-        ports = source.ask(f"fill {block_bytes} {count} {int(digests)}")
-        self.count = count
-        self.bytes = count * block_bytes
-        self._address = f"127.0.0.1:{ports['port']}"
-        self._block_bytes = block_bytes
-        # A chain may fill half of a pool.
-        self.pool: BlockPool = make_pool(directory / "target.kvpool", block_bytes, 2 * count + 8)
-        self._pullers = [Puller(self.pool, SECRET, LABEL, name="bench", same_host=here) for here in (False, True)]
-        self._plain = socket.create_connection(("127.0.0.1", ports["plain"]))
-        self._one = memoryview(bytearray(block_bytes))
-        self._memory = memoryview(bytearray(self.bytes))
-
-    async def pull(self, *, same_host: bool = False) -> float:
-        """Bytes per second of a pull of all blocks into slots that were used before."""
-        self.pool.clear()
-        result = await self.ask(self.count, same_host=same_host)
-        if (result.reason, result.blocks) != (Reason.COMPLETE, self.count):
-            raise RuntimeError(f"the pull ended with {result}")
-        return result.bytes / result.seconds
-
-    async def ask(self, count: int, *, first: int = 0, same_host: bool = False) -> PullResult:
-        """Pull a chain of `count` chunks that begins with number `first`."""
-        return await self._pullers[same_host].pull(self._address, range(first, first + count), DEADLINE_S)
-
-    def plain(self, *, same_memory: bool = False) -> float:
-        """Bytes per second of the minimal program."""
-        started = time.perf_counter()
-        self._plain.sendall(ASK.pack(self._block_bytes, self.count, same_memory))
-        for number in range(self.count):
-            start = number * self._block_bytes if same_memory else 0
-            room = self._memory[start : start + self._block_bytes] if same_memory else self._one
-            self._plain.recv_into(room, len(room), socket.MSG_WAITALL)
-        return self.bytes / (time.perf_counter() - started)
-
-    async def close(self) -> None:
-        """Remove the pool."""
-        self._plain.close()
-        for puller in self._pullers:
-            await puller.close()
-        self.pool.close()
 
 
 async def _rates(  # noqa: PLR0917 - one call
@@ -123,6 +75,8 @@ async def _rates(  # noqa: PLR0917 - one call
     try:
         if size == "3m":
             result.add("pull_fresh_gb_s_3m", await pair.pull() / 1e9)
+            pair.renew()
+            result.add("pull_prepared_gb_s_3m", await pair.pull() / 1e9)
         await pair.pull()
         pair.plain()
         rates = _Rates(source, pair)
@@ -185,58 +139,27 @@ async def _costs(result: Result, source: Child, pair: Pair, pairs: int) -> None:
     result.add("cpu_s_per_gb", spent / (pairs * pair.bytes / 1e9))
     result.add("loop_blocked_max_ms", late["max"] * 1000)
     result.add("loop_blocked_p99_ms", late["p99"] * 1000)
+    result.add("loop_blocked_with_a_core_max_ms", late["own"] * 1000)
 
 
 async def _same_host(result: Result, pair: Pair, size: str, pairs: int) -> None:
     await pair.pull(same_host=True)
-    rates, plain = [], []
+    rates, plain, spent = [], [], 0.0
     for _ in range(pairs):
+        cpu = time.process_time()
         rates.append(await pair.pull(same_host=True))
-        plain.append(_memcpy(pair))
+        spent += time.process_time() - cpu
+        plain.append(pair.memcpy())
     result.add(f"same_host_gb_s_{size}", statistics.median(rates) / 1e9)
+    result.add(f"same_host_cpu_s_per_gb_{size}", spent / (pairs * pair.bytes / 1e9))
     result.add(f"memcpy_gb_s_{size}", statistics.median(plain) / 1e9)
-
-
-def _memcpy(pair: Pair) -> float:
-    """Bytes per second of plain memmove through as much memory as the blocks take, in their sizes."""
-    source = ctypes.addressof(ctypes.c_char.from_buffer(pair._memory))
-    stride, room = pair._block_bytes, memoryview(pair.pool._file.bytes)[pair.pool.header.geometry.data_offset :]
-    target = ctypes.addressof(ctypes.c_char.from_buffer(room))
-    started = time.perf_counter()
-    for number in range(pair.count):
-        ctypes.memmove(target + number * stride, source + number * stride, stride)
-    return pair.bytes / (time.perf_counter() - started)
-
-
-class _NoDigest:
-    """Stands for `RunningDigest` where a pull without digests is measured."""
-
-    def update(self, piece: object) -> None:
-        """Nothing."""
-
-    def digest(self) -> bytes:
-        """What the source stored."""
-        return NO_DIGEST
-
-
-@contextlib.contextmanager
-def _no_digests() -> Iterator[None]:
-    """No product setting does this: a block without its digest is never taken."""
-    kept = transport.RunningDigest
-    for module in (transport, neighbour):
-        vars(module)["RunningDigest"] = _NoDigest
-    try:
-        yield
-    finally:
-        for module in (transport, neighbour):
-            vars(module)["RunningDigest"] = kept
 
 
 async def _without_digests(  # noqa: PLR0917 - one call
     result: Result, source: Child, directory: Path, size: str, block_bytes: int, pairs: int
 ) -> None:
     count = max(8, (TOTAL_SMALL if size == "64k" else TOTAL) // block_bytes)
-    with _no_digests():
+    with no_digests():
         pair = Pair(source, directory, block_bytes, count, digests=False)
         try:
             await pair.pull()
@@ -250,6 +173,20 @@ async def _without_digests(  # noqa: PLR0917 - one call
             result.add(f"pull_over_tcp_same_memory_nodigest_{size}", statistics.median(over_memory))
         finally:
             await pair.close()
+
+
+async def _encrypted(result: Result, source: Child, directory: Path, pairs: int) -> None:
+    """Over TLS."""
+    pair = Pair(source, directory, SIZES["3m"], TOTAL // SIZES["3m"], encrypt=True)
+    try:
+        await pair.pull()
+        cpu = time.process_time() + source.ask("cpu")
+        rates = [await pair.pull() for _ in range(pairs)]
+        spent = time.process_time() + source.ask("cpu") - cpu
+        result.add("pull_encrypted_gb_s_3m", statistics.median(rates) / 1e9)
+        result.add("cpu_s_per_gb_encrypted", spent / (pairs * pair.bytes / 1e9))
+    finally:
+        await pair.close()
 
 
 async def _lookups(result: Result, source: Child, directory: Path, times: int) -> None:

@@ -1,7 +1,7 @@
 """The source of `benches.kv`, a process of its own: a pool that is served, and the minimal TCP program beside it.
 
-Commands, one a line: `fill BLOCK_BYTES COUNT DIGESTS`, `cpu`, `watch` and `loop` (how late the event loop was since
-then).
+Commands, one a line: `fill BLOCK_BYTES COUNT DIGESTS ENCRYPT`, `cpu`, `watch` and `loop` (how late the event loop was
+since then).
 """
 
 from __future__ import annotations
@@ -68,32 +68,35 @@ class Source:
         self._server: TransferServer | None = None
         self._memory = memoryview(b"")
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._late: list[float] = []
+        self._late: list[tuple[float, float]] = []  # seconds late, and of them those in which it had a core
         self._watched = False
         threading.Thread(target=self._serve_plain, daemon=True).start()
 
     async def tick(self) -> None:
         """Note how late the loop is while it is watched: a timer costs CPU time that is not the transfer's."""
         while True:
-            due = time.perf_counter() + TICK_S
-            await asyncio.sleep(TICK_S if self._watched else IDLE_TICK_S)
-            if self._watched:
-                self._late.append(time.perf_counter() - due)
+            watched = self._watched
+            due, waited = time.perf_counter() + TICK_S, _waited_for_a_core()
+            await asyncio.sleep(TICK_S if watched else IDLE_TICK_S)
+            if watched:
+                late = time.perf_counter() - due
+                self._late.append((late, max(0.0, late - (_waited_for_a_core() - waited))))
 
     def command(self, words: Sequence[str]) -> object:
         """Obey one line."""
         match words:
-            case ["fill", block_bytes, count, digests]:
-                return self._fill(int(block_bytes), int(count), digests == "1")
+            case ["fill", block_bytes, count, digests, encrypt]:
+                return self._fill(int(block_bytes), int(count), digests=digests == "1", encrypt=encrypt == "1")
             case ["cpu"]:
                 return time.process_time()
             case ["watch"]:
                 self._watched = True
+                time.sleep(2 * IDLE_TICK_S)  # until it looks
                 return None
             case ["loop"]:
                 self._watched = False
-                late, self._late = sorted(self._late), []
-                return {"max": late[-1], "p99": late[int(len(late) * 0.99)]} if late else {"max": 0.0, "p99": 0.0}
+                late, self._late = sorted(self._late) or [(0.0, 0.0)], []
+                return {"max": late[-1][0], "p99": late[int(len(late) * 0.99)][0], "own": max(own for _, own in late)}
             case _:
                 raise ValueError(words)
 
@@ -104,7 +107,7 @@ class Source:
         if self._pool is not None:
             self._pool.close()
 
-    def _fill(self, block_bytes: int, count: int, digests: bool) -> dict[str, int]:
+    def _fill(self, block_bytes: int, count: int, *, digests: bool, encrypt: bool) -> dict[str, int]:
         self.close()
         slots = max(count + 8, LEAST_POOL // (block_bytes + 4096))  # a peer may hold only a part of a pool
         self._pool = make_pool(self._directory / "source.kvpool", block_bytes, slots)
@@ -114,7 +117,7 @@ class Source:
         assert lease is not None
         self._memory = self._pool._file.bytes[self._pool.header.geometry.data_offset :]
         self._pool.release(lease)
-        self._server = TransferServer(self._pool, hashes, SECRET, LABEL)
+        self._server = TransferServer(self._pool, hashes, SECRET, LABEL, encrypt=encrypt)
         self._server.start()
         return {"port": self._server.port, "plain": int(self._listener.getsockname()[1])}
 
@@ -130,6 +133,14 @@ class Source:
                     for number in range(count):
                         start = number * stride if other else 0
                         sock.sendall(self._memory[start : start + size])
+
+
+def _waited_for_a_core() -> float:
+    """Seconds that this thread was ready to run and did not, since it began; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 async def main(directory: Path) -> None:

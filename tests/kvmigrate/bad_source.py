@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kvmigrate import wire
+from kvmigrate import messages
 from kvmigrate.digest import block_digest
 from kvmigrate.errors import RemoteError
 from kvmigrate.handshake import SourceHandshake
@@ -20,9 +20,9 @@ from .helpers import BLOCK, SECRET, chain, content
 Behave = Callable[[Transport, Any, Deadline], None]
 
 
-def _entries(n: int) -> Iterator[wire.Entry]:
+def _entries(n: int) -> Iterator[messages.Entry]:
     for h in chain(n):
-        yield wire.Entry(h, 0, BLOCK, block_digest(content(h)))
+        yield messages.Entry(h, 0, BLOCK, block_digest(content(h)))
 
 
 class BadSource:
@@ -30,7 +30,7 @@ class BadSource:
 
     def __init__(self, behave: Behave, n: int = 10, *, file: str = "", instance: int = 0) -> None:
         self._behave = behave
-        self._manifest = wire.Manifest(file, instance, tuple(_entries(n)))
+        self._manifest = messages.Manifest(file, instance, tuple(_entries(n)))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._released = threading.Event()
@@ -46,9 +46,9 @@ class BadSource:
         try:
             while True:
                 request = transport.receive(deadline)
-                if isinstance(request, wire.Lookup):
+                if isinstance(request, messages.Lookup):
                     transport.send(self._manifest, deadline)
-                elif isinstance(request, wire.Fetch | wire.Pin):
+                elif isinstance(request, messages.Fetch | messages.Pin):
                     self._behave(transport, request, deadline)
         except (OSError, RemoteError):
             pass

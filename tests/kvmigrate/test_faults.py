@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmigrate import fetch, wire
+from kvmigrate import fetch, messages, wire
 from kvmigrate.digest import block_digest
 from kvmigrate.fingerprint import Fingerprint
 from kvmigrate.pool import BlockPool
@@ -119,14 +119,14 @@ def at(server: TransferServer) -> str:
 def two_good_ones(transport: Transport, deadline: Deadline) -> None:
     for index, h in enumerate(chain(2)):
         data = content(h)
-        transport.send_block(wire.BlockHeader(index, BLOCK, block_digest(data)), memoryview(data), deadline)
+        transport.send_block(messages.BlockHeader(index, BLOCK, block_digest(data)), memoryview(data), deadline)
 
 
 # -- the source ----------------------------------------------------------------------------------------------------
 
 SLOW_SOURCE = """
 import pathlib, sys, time
-from kvmigrate import serving
+from kvmigrate import messages, serving, wire
 from kvmigrate.server import TransferServer
 from tests.kvmigrate.helpers import SECRET, block_hash, chain, make_pool, store
 pool = make_pool(pathlib.Path(sys.argv[1]), 64)
@@ -135,8 +135,8 @@ send = serving.Serving._send_block
 def slowly(self, index, lease, deadline):
     if index == 2:
         found = self._pool.leased(lease)
-        header = serving.wire.BlockHeader(index, len(found[1]), found[0].digest)
-        self._transport.socket.sendall(serving.wire.encode(header) + bytes(found[1][:100]))
+        header = messages.BlockHeader(index, len(found[1]), found[0].digest)
+        self._transport.socket.sendall(wire.encode(header) + bytes(found[1][:100]))
         print("half", flush=True)
         time.sleep(60)
     return send(self, index, lease, deadline)
@@ -186,7 +186,7 @@ async def test_a_source_that_is_stopped_before_it_is_asked(tmp_path: Path, targe
 
 
 async def test_a_source_that_only_stops_sending(target: Target) -> None:
-    def half_close(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def half_close(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         two_good_ones(transport, deadline)
         transport.socket.shutdown(socket.SHUT_WR)  # and goes on reading
 
@@ -299,7 +299,7 @@ async def test_a_link_that_is_cut_again_and_again_is_given_up(
 async def test_the_next_source_gives_what_the_first_could_not(
     pools: Pools, source: BlockPool, target: Target, serve: Callable[..., TransferServer]
 ) -> None:
-    def stall(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def stall(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         two_good_ones(transport, deadline)
         bad.hold()
 
@@ -327,7 +327,7 @@ async def test_one_slow_source_leaves_a_thread_to_the_others(
 ) -> None:
     asked = threading.Semaphore(0)
 
-    def hold(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def hold(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         asked.release()
         bad.hold()
 
@@ -398,10 +398,10 @@ async def test_a_request_that_is_aborted_while_its_blocks_come(
         wire._prefix(wire.Kind.BLOCK, 0, 256 << 20, bytes(16)),
         wire._prefix(wire.Kind.ERROR, 0, (1 << 20) + 1, bytes(16)),
         wire._prefix(wire.Kind.MISS, 0, 3, bytes(16)) + b"\xc1\xc1\xc1",
-        wire.encode(wire.Miss(7)),
-        wire.encode(wire.Welcome()),
-        wire.encode(wire.Manifest("", 0, ())),
-        wire.encode(wire.Pinned(())),
+        wire.encode(messages.Miss(7)),
+        wire.encode(messages.Welcome()),
+        wire.encode(messages.Manifest("", 0, ())),
+        wire.encode(messages.Pinned(())),
         b"HTTP/1.1 200 OK\r\n\r\n" + bytes(64),
     ],
     ids=["giant", "large", "giant text", "no msgpack", "wrong miss", "welcome", "manifest", "pinned", "http"],
@@ -420,7 +420,7 @@ async def test_a_puller_that_never_reads_costs_a_stall_and_no_lease(
     server = serve(big, limits=ServerLimits(stall_s=0.2, transfers=1))
     transport, deadline = connected(server)
     transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    transport.send(wire.Fetch(tuple(wire.Key(h, 0) for h in chain(10)) * 4), deadline)
+    transport.send(messages.Fetch(tuple(messages.Key(h, 0) for h in chain(10)) * 4), deadline)
     await asyncio.to_thread(_ended, server)
     assert server.stats().broken == 1 and big.stats().leases == 0
     assert server._turns.acquire(blocking=False)  # its turn is over
@@ -433,7 +433,7 @@ async def test_a_puller_that_drips_its_request_is_cut_off(
 ) -> None:
     server = serve(source, limits=ServerLimits(handshake_s=0.3, stall_s=0.3))
     with socket.create_connection(("127.0.0.1", server.port)) as drip:
-        frame = wire.encode(wire.Hello(wire.PROTOCOL_VERSION, "c", "drip", bytes(16)))
+        frame = wire.encode(messages.Hello(wire.PROTOCOL_VERSION, "c", "drip", bytes(16)))
         ended = threading.Event()
 
         def send_one_byte_at_a_time() -> None:
@@ -474,7 +474,7 @@ async def test_without_the_check_of_digests_the_wrong_bytes_would_be_noticed_her
     offset = source.header.geometry.slot_offset(source.lookup([block_hash(5)])[0].index)
     source._file.bytes[offset : offset + BLOCK] = bytes(BLOCK)
 
-    def believe(self: fetch.Fetching, slot: object, entry: wire.Entry, announced: bytes, found: bytes) -> None:
+    def believe(self: fetch.Fetching, slot: object, entry: messages.Entry, announced: bytes, found: bytes) -> None:
         self._commit(slot, entry)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fetch.Fetching, "_judge", believe)

@@ -4,7 +4,7 @@ import pytest
 
 from kvmigrate.errors import RemoteError
 from kvmigrate.handshake import PullerHandshake, Secrets, SourceHandshake
-from kvmigrate.wire import Busy, Challenge, Error, Hello, Message, Proof, Welcome
+from kvmigrate.messages import Busy, Challenge, Error, Hello, Message, Proof, Welcome
 
 KEY = b"key"
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvmigrate import neighbour, wire
-from kvmigrate.digest import block_digest
+from kvmigrate import copier, layout, messages, neighbour
+from kvmigrate.copier import Copier
+from kvmigrate.digest import RunningDigest, block_digest
 from kvmigrate.errors import RemoteError
 from kvmigrate.handshake import PullerHandshake
 from kvmigrate.layout import FileHeader, Geometry, pack_file_header
@@ -29,6 +30,13 @@ from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, conte
 
 PATIENCE_S = 10.0
 LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
+
+
+@pytest.fixture(autouse=True, params=["alone", "helped"])
+def helped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test twice: the pull copies alone, or shares every copy, however small."""
+    monkeypatch.setattr(copier, "MIN_SHARED_BYTES", 0 if request.param == "helped" else 1 << 60)
+    monkeypatch.setattr(copier.os, "sched_getaffinity", lambda _: range(3))
 
 
 def resolve(chunks: Sequence[int]) -> list[bytes]:
@@ -166,10 +174,12 @@ async def test_a_block_that_is_gone_ends_the_pull_at_the_block_before(
 async def test_a_source_that_points_at_other_places_of_its_file_delivers_nothing(
     source: BlockPool, target: BlockPool
 ) -> None:
-    def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
-        if isinstance(request, wire.Pin):
+    def lie(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
+        if isinstance(request, messages.Pin):
             transport.send(
-                wire.Pinned(tuple(wire.Place(b.index, b.generation) for b in reversed(source.lookup(chain(4))))),
+                messages.Pinned(
+                    tuple(messages.Place(b.index, b.generation) for b in reversed(source.lookup(chain(4))))
+                ),
                 deadline,
             )
 
@@ -196,10 +206,104 @@ async def test_a_pool_that_is_emptied_while_its_blocks_are_read_is_not_called_da
     holds(target, 0)
 
 
+@pytest.mark.parametrize("tells", [True, False], ids=["overwritten", "damaged"])
+async def test_a_block_that_changes_while_it_is_copied_is_not_taken(
+    tells: bool, source: BlockPool, target: BlockPool, server: TransferServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first half is the block's, its second half is not; the owner knows of it, or nobody does."""
+    block = source.lookup([block_hash(3)], use=False)[0]
+    geometry = source.header.geometry
+    middle = geometry.slot_offset(block.index) + BLOCK // 2
+    first_half = content(block_hash(3))[: BLOCK // 2]
+    changed = threading.Event()
+
+    class Watching(RunningDigest):
+        def update(self, piece: bytes | bytearray | memoryview) -> None:
+            super().update(piece)
+            if bytes(piece) == first_half:
+                source._file.bytes[middle : middle + BLOCK // 2] = content(block_hash(99))[BLOCK // 2 :]
+                if tells:
+                    layout.write_generation(source._file.bytes, geometry, block.index, block.generation + 1)
+                changed.set()
+
+    monkeypatch.setattr(neighbour, "COPY_BYTES", BLOCK // 2)
+    monkeypatch.setattr(neighbour, "RunningDigest", Watching)
+    result = await pull(target, at(server))
+    assert changed.is_set()
+    assert (result.reason, result.blocks) == (Reason.GONE if tells else Reason.CORRUPT, 3)
+    holds(target, 3)
+    if tells:
+        layout.write_generation(source._file.bytes, geometry, block.index, block.generation)
+
+
+async def test_a_slot_is_not_given_back_while_somebody_still_copies_into_it(
+    source: BlockPool, target: BlockPool, server: TransferServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pull's time is over in the middle of a copy."""
+    begun, go_on = threading.Event(), threading.Event()
+    copy = NeighbourFile.copy
+
+    def slow(self: NeighbourFile, slot: int, nbytes: int, room: memoryview) -> bytes:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return copy(self, slot, nbytes, room)
+
+    monkeypatch.setattr(NeighbourFile, "copy", slow)
+    puller = Puller(target, SECRET, "c", name="target", limits=LIMITS)
+    result = await puller.pull(at(server), range(20), 0.5)
+    assert begun.is_set() and (result.reason, result.blocks) == (Reason.DEADLINE, 0)
+    assert target.stats().granted > 0  # the pool lends them to nobody else
+    go_on.set()
+    await puller.close()
+    assert target.stats().granted == 0
+    target.validate()
+
+
+async def test_a_pull_that_breaks_ends_only_when_its_helpers_have_let_go_of_its_slots(
+    source: BlockPool, target: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier, "MIN_SHARED_BYTES", 0)
+    begun, go_on, ending = threading.Event(), threading.Event(), threading.Event()
+    copy, stop = NeighbourFile.copy, Copier.stop
+
+    def slow(self: NeighbourFile, slot: int, nbytes: int, room: memoryview) -> bytes:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        return copy(self, slot, nbytes, room)
+
+    def stopped(self: Copier) -> None:
+        ending.set()
+        stop(self)
+
+    def break_the_second(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
+        if not isinstance(request, messages.Pin):
+            return
+        if request.keys[0].block_hash == block_hash(0):
+            blocks = source.lookup([key.block_hash for key in request.keys], use=False)
+            transport.send(messages.Pinned(tuple(messages.Place(b.index, b.generation) for b in blocks)), deadline)
+        else:
+            assert begun.wait(PATIENCE_S)
+            transport.send(messages.Welcome(), deadline)
+
+    monkeypatch.setattr(NeighbourFile, "copy", slow)
+    monkeypatch.setattr(Copier, "stop", stopped)
+    bad = BadSource(break_the_second, file=source.path.name, instance=source.header.instance)
+    puller = Puller(target, SECRET, "c", name="target", limits=LIMITS)
+    pulling = asyncio.create_task(puller.pull(bad.address, range(10), 10))
+    assert await asyncio.to_thread(ending.wait, PATIENCE_S)
+    assert not pulling.done() and target.stats().granted > 0
+    go_on.set()
+    assert (await pulling).reason is Reason.BROKEN
+    await puller.close()
+    bad.end()
+    assert target.stats().granted == 0
+    holds(target, 0)
+
+
 async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPool, target: BlockPool) -> None:
-    def lie(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
-        if isinstance(request, wire.Pin):
-            transport.send(wire.Pinned((wire.Place(10_000, 2),)), deadline)
+    def lie(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
+        if isinstance(request, messages.Pin):
+            transport.send(messages.Pinned((messages.Place(10_000, 2),)), deadline)
 
     bad = BadSource(lie, file=source.path.name, instance=source.header.instance)
     result = await pull(target, bad.address)
@@ -208,7 +312,7 @@ async def test_a_place_outside_of_the_file_breaks_the_connection(source: BlockPo
 
 
 async def test_a_source_that_never_says_where_is_given_up_in_time(source: BlockPool, target: BlockPool) -> None:
-    def silent(transport: Transport, request: wire.Message, deadline: Deadline) -> None:
+    def silent(transport: Transport, request: messages.Message, deadline: Deadline) -> None:
         bad.hold()
 
     bad = BadSource(silent, file=source.path.name, instance=source.header.instance)
@@ -240,9 +344,9 @@ def gone(server: TransferServer) -> None:
 
 def test_pins_end_with_their_connection(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(wire.Pin(tuple(wire.Key(h, 0) for h in chain(3))), deadline)
+    transport.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(3))), deadline)
     answer = transport.receive(deadline)
-    assert isinstance(answer, wire.Pinned) and len(answer.places) == 3 and source.stats().leases == 3
+    assert isinstance(answer, messages.Pinned) and len(answer.places) == 3 and source.stats().leases == 3
     transport.close()
     gone(server)
     assert source.stats().leases == 0
@@ -251,27 +355,27 @@ def test_pins_end_with_their_connection(source: BlockPool, server: TransferServe
 def test_a_peer_that_pins_without_end_is_told_to_wait(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
     for _ in range(MAX_PINS):
-        transport.send(wire.Pin((wire.Key(block_hash(0), 0),)), deadline)
-        assert isinstance(transport.receive(deadline), wire.Pinned)
-    transport.send(wire.Pin((wire.Key(block_hash(0), 0),)), deadline)
-    assert isinstance(transport.receive(deadline), wire.Busy)
+        transport.send(messages.Pin((messages.Key(block_hash(0), 0),)), deadline)
+        assert isinstance(transport.receive(deadline), messages.Pinned)
+    transport.send(messages.Pin((messages.Key(block_hash(0), 0),)), deadline)
+    assert isinstance(transport.receive(deadline), messages.Busy)
     transport.close()
 
 
 def test_one_peer_cannot_pin_a_whole_pool(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(wire.Pin(tuple(wire.Key(h, 0) for h in chain(20))), deadline)
+    transport.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
     answer = transport.receive(deadline)
-    assert isinstance(answer, wire.Pinned) and 0 < len(answer.places) < 20
-    transport.send(wire.Pin((wire.Key(block_hash(19), 0),)), deadline)
-    assert isinstance(transport.receive(deadline), wire.Busy)
+    assert isinstance(answer, messages.Pinned) and 0 < len(answer.places) < 20
+    transport.send(messages.Pin((messages.Key(block_hash(19), 0),)), deadline)
+    assert isinstance(transport.receive(deadline), messages.Busy)
     transport.close()
     assert server.stats().busy == 1 and source.stats().refused_leases > 0
 
 
 def test_unpinning_what_was_never_pinned_costs_the_connection(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(wire.Unpin(), deadline)
+    transport.send(messages.Unpin(), deadline)
     with pytest.raises(OSError, match="closed"):
         transport.receive(deadline)
     transport.close()

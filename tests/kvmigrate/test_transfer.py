@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvmigrate import wire
+from kvmigrate import messages, wire
 from kvmigrate.digest import block_digest
 from kvmigrate.errors import LocalError, RemoteError
 from kvmigrate.pool import BlockPool
@@ -301,7 +301,7 @@ def test_junk_costs_its_connection_and_nothing_else(
 
 
 def send(transport: Transport, deadline: Deadline, index: int, h: bytes, data: bytes) -> None:
-    transport.send_block(wire.BlockHeader(index, len(data), block_digest(content(h))), memoryview(data), deadline)
+    transport.send_block(messages.BlockHeader(index, len(data), block_digest(content(h))), memoryview(data), deadline)
 
 
 def two_good_ones(transport: Transport, deadline: Deadline) -> None:
@@ -310,9 +310,9 @@ def two_good_ones(transport: Transport, deadline: Deadline) -> None:
 
 
 async def test_a_source_that_dies_in_a_block_leaves_the_blocks_before(target: BlockPool, puller: Puller) -> None:
-    def die(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def die(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         two_good_ones(transport, deadline)
-        transport.socket.sendall(wire.encode(wire.BlockHeader(2, BLOCK, bytes(16))) + b"half")
+        transport.socket.sendall(wire.encode(messages.BlockHeader(2, BLOCK, bytes(16))) + b"half")
         transport.close()
 
     bad = BadSource(die)
@@ -323,9 +323,9 @@ async def test_a_source_that_dies_in_a_block_leaves_the_blocks_before(target: Bl
 
 
 async def test_a_source_that_stalls_in_a_block_is_given_up_in_time(target: BlockPool, puller: Puller) -> None:
-    def stall(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def stall(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         two_good_ones(transport, deadline)
-        transport.socket.sendall(wire.encode(wire.BlockHeader(2, BLOCK, bytes(16))) + b"half")
+        transport.socket.sendall(wire.encode(messages.BlockHeader(2, BLOCK, bytes(16))) + b"half")
         bad.hold()
 
     bad = BadSource(stall)
@@ -338,8 +338,8 @@ async def test_a_source_that_stalls_in_a_block_is_given_up_in_time(target: Block
 
 
 async def test_a_source_that_drips_is_given_up_at_the_deadline(target: BlockPool, puller: Puller) -> None:
-    def drip(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
-        transport.socket.sendall(wire.encode(wire.BlockHeader(0, BLOCK, bytes(16))))
+    def drip(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
+        transport.socket.sendall(wire.encode(messages.BlockHeader(0, BLOCK, bytes(16))))
         while not bad._released.wait(0.02):
             transport.socket.sendall(b"x")
 
@@ -353,22 +353,22 @@ async def test_a_source_that_drips_is_given_up_at_the_deadline(target: BlockPool
 
 
 async def test_blocks_in_the_wrong_order_size_or_version_are_not_delivered(target: BlockPool, puller: Puller) -> None:
-    def swapped(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def swapped(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         send(transport, deadline, 1, block_hash(1), content(block_hash(1)))
         bad.hold()
 
-    def wrong_content(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def wrong_content(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         for index in range(len(fetch.keys)):  # block 1's bytes under block 0's header, and so on
             send(transport, deadline, index, fetch.keys[index].block_hash, content(block_hash(99)))
 
-    def longer(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def longer(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         send(transport, deadline, 0, block_hash(0), content(block_hash(0)) + b"x")
         bad.hold()
 
-    def restored(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def restored(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         for index in range(len(fetch.keys)):
             data = content(block_hash(77))
-            transport.send_block(wire.BlockHeader(index, BLOCK, block_digest(data)), memoryview(data), deadline)
+            transport.send_block(messages.BlockHeader(index, BLOCK, block_digest(data)), memoryview(data), deadline)
 
     for behave, reason in (
         (swapped, Reason.BROKEN),
@@ -384,7 +384,7 @@ async def test_blocks_in_the_wrong_order_size_or_version_are_not_delivered(targe
 
 
 async def test_a_pool_cleared_during_a_pull_takes_nothing_of_it(target: BlockPool, puller: Puller) -> None:
-    def clear_in_between(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def clear_in_between(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         if fetch.keys[0].block_hash == block_hash(0):
             target.clear()
         for index, key in enumerate(fetch.keys):
@@ -400,7 +400,7 @@ async def test_a_pool_cleared_during_a_pull_takes_nothing_of_it(target: BlockPoo
 async def test_closing_breaks_off_a_running_pull(target: BlockPool) -> None:
     asked = threading.Event()
 
-    def stall(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def stall(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         asked.set()
         bad.hold()
 
@@ -416,8 +416,8 @@ async def test_closing_breaks_off_a_running_pull(target: BlockPool) -> None:
     bad.end()
 
 
-def entry(n: int, rank: int = 0, nbytes: int = BLOCK) -> wire.Entry:
-    return wire.Entry(block_hash(n), rank, nbytes, bytes(16))
+def entry(n: int, rank: int = 0, nbytes: int = BLOCK) -> messages.Entry:
+    return messages.Entry(block_hash(n), rank, nbytes, bytes(16))
 
 
 @pytest.mark.parametrize(
@@ -430,9 +430,9 @@ def entry(n: int, rank: int = 0, nbytes: int = BLOCK) -> wire.Entry:
         (entry(0, nbytes=BLOCK + 1), entry(0, 1)),
     ],
 )
-def test_manifests_that_contradict_themselves_are_refused(entries: tuple[wire.Entry, ...]) -> None:
+def test_manifests_that_contradict_themselves_are_refused(entries: tuple[messages.Entry, ...]) -> None:
     with pytest.raises(RemoteError):
-        check_manifest(wire.Manifest("", 0, entries), 2, BLOCK)
+        check_manifest(messages.Manifest("", 0, entries), 2, BLOCK)
 
 
 SOURCE = """
@@ -467,7 +467,7 @@ async def test_a_source_in_another_process_that_is_killed_is_unreachable(
 
 
 async def test_the_event_loop_runs_on_while_a_pull_waits_for_its_source(target: BlockPool, puller: Puller) -> None:
-    def stall(transport: Transport, fetch: wire.Fetch, deadline: Deadline) -> None:
+    def stall(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
         bad.hold()
 
     bad = BadSource(stall)

@@ -17,6 +17,7 @@ Answers = dict[str, tuple[int, object]]
 KV = {
     "enabled": True,
     "connected": True,
+    "encrypted": True,
     "why": "",
     "fingerprint": {"block_size": 16, "isa": "amx"},
     "unlike": {"b": "another fingerprint of m", "c": "another fingerprint of m"},
@@ -48,6 +49,7 @@ def test_pool_transfers_prefixes_and_differences_are_shown(
         "pool 0.50 of 2.00 GB, 160 blocks (40 used again), 3 evicted (1 of them came back)",
         "25 % found in the engine's cache, 50 % in the pool",
         "40 blocks, 75 % were here",
+        "blocks travel over TLS",
         "00ff00ff00ff00ff",
         "last failure of b: it stopped sending",
         "blocks of c cannot be used here: another fingerprint of m",

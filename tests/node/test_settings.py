@@ -103,8 +103,8 @@ def as_toml(name: str, value: Any, dashed: bool) -> str:
     return f"{key} = {value}" if isinstance(value, int | float) else f'{key} = "{value}"'
 
 
-# These exclude other keys and have tests of their own; ports that are not given follow `port`.
-KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command"})
+# These exclude or need other keys and have tests of their own; ports that are not given follow `port`.
+KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command", "kv_tls"})
 
 
 @given(st.data())
@@ -211,6 +211,7 @@ def test_a_wrong_value_is_told_with_the_place_it_came_from(tmp_path: Path) -> No
         ({"engine_command": "x --port 8000"}, ["put {uds} where"]),
         ({"max_running": 0}, ["--max-running"]),
         ({"kv_pool_gib": -1.0}, ["--kv-pool-gib"]),
+        ({"kv_tls": True}, ["--kv-tls", "GRAPEVINE_CLUSTER_KEY"]),
         ({"run_dir": "/tmp/" + "x" * 110}, ["--run-dir", "107", "shorter"]),
     ],
 )

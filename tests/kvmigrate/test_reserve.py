@@ -1,0 +1,91 @@
+"""Memory that a pool takes ahead of its use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvmigrate.errors import LocalError
+from kvmigrate.pool import BlockPool
+from kvmigrate.pool_file import PoolFile
+from kvmigrate.reserve import Reserve
+
+from .helpers import BLOCK, chain, make_pool, store
+
+PATIENCE_S = 10.0
+
+
+def taken(pool: BlockPool) -> int:
+    """Whole slots that have memory."""
+    return (pool.path.stat().st_blocks * 512 - pool.header.geometry.data_offset) // BLOCK
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end
+        threading.Event().wait(0.005)
+
+
+def test_as_much_as_asked_is_prepared_and_no_more(pool: BlockPool) -> None:
+    assert taken(pool) == 0
+    while pool.prepare(5 * BLOCK):
+        pass
+    assert taken(pool) == 5
+    store(pool, chain(3))
+    assert pool.prepare(5 * BLOCK) and taken(pool) == 6
+    pool.validate()
+
+
+def test_most_of_a_pool_is_never_prepared(pool: BlockPool) -> None:
+    while pool.prepare(1 << 40):
+        pass
+    assert taken(pool) == pool.header.geometry.slots // 4
+
+
+def test_a_pool_that_is_not_configured_or_closed_prepares_nothing(tmp_path: Path) -> None:
+    pool = BlockPool(tmp_path / "a.kvpool", 1 << 20)
+    assert not pool.prepare(1 << 20)
+    pool.close()
+    pool = make_pool(tmp_path)
+    pool.close()
+    assert not pool.prepare(1 << 20)
+
+
+def test_without_memory_it_stops_at_once(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolFile, "back", lambda *_, **__: False)
+    assert not pool.prepare(5 * BLOCK)
+    monkeypatch.undo()
+    assert store(pool, chain(10)) == 10
+    pool.validate()
+
+
+def test_the_reserve_follows_use_and_a_new_engine(pool: BlockPool) -> None:
+    reserve = Reserve(pool, 4 * BLOCK)
+    until(lambda: taken(pool) == 4)
+    store(pool, chain(3))
+    until(lambda: taken(pool) == 7)
+    pool.configure(bytes(16)[:-1] + b"\1", BLOCK, 1)
+    until(lambda: taken(pool) == 4)
+    reserve.close()
+    reserve.close()
+    store(pool, chain(2))
+    assert taken(pool) == 4
+
+
+def test_the_reserve_gives_up_where_memory_cannot_be_had(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bool:
+        raise LocalError("no")
+
+    monkeypatch.setattr(PoolFile, "back", broken)
+    reserve = Reserve(pool, 4 * BLOCK)
+    reserve._thread.join(PATIENCE_S)
+    assert not reserve._thread.is_alive()
+    monkeypatch.undo()
+    reserve.close()
+    lost = pool.header.geometry.slots - pool.stats().free
+    assert lost == 0
