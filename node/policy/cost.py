@@ -28,7 +28,7 @@ two choices with own sends (shared notes on routing).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -123,7 +123,7 @@ class Cost:
         if len(everyone) <= self.config.few:
             return list(everyone)
         matched = question.matched_tokens
-        certain = _certain(everyone, matched)
+        certain = _certain(everyone, matched if question.near is None else question.near)
         if len(certain) > self.config.holders + 1:
             certain.sort(key=lambda candidate: (candidate.is_self, matched.get(candidate.name, 0)), reverse=True)
             del certain[self.config.holders + 1 :]
@@ -225,6 +225,7 @@ class Cost:
         forced = question.force_source is not None
         model, matched, pull, load = question.model, question.matched_tokens, self.pull, candidate.load
         fixed, token, pair = prefill
+        least_ms = pull.lookup_ms + pull.step_ms
         for source in holders:
             name = source.name
             extra = matched.get(name, 0) - held
@@ -234,6 +235,8 @@ class Cost:
             recompute_ms = fixed + extra * (token + pair * (held + extra / 2)) - fixed
             if recompute_ms <= saved and not forced:
                 break  # holders come longest first: nobody behind can save as much
+            if least_ms >= pull.margin * recompute_ms and not forced:
+                break  # so little that it would not pay on the fastest network
             theirs = source.models.get(model)
             if theirs is None or theirs.fingerprint != info.fingerprint:
                 continue
@@ -263,12 +266,11 @@ _NO_PULL = _Pull()
 _NOTHING = Unseen()
 
 
-def _certain(everyone: tuple[Candidate, ...], matched: Mapping[str, int]) -> list[Candidate]:
-    """This node and all who hold part of the prompt, in their order."""
-    if not matched:
+def _certain(everyone: tuple[Candidate, ...], holders: Collection[str]) -> list[Candidate]:
+    """This node and those who hold part of the prompt, in their order."""
+    if not holders:
         first = everyone[0]  # a roster names this node first
         return [first] if first.is_self else [candidate for candidate in everyone if candidate.is_self]
-    holders = {name for name, tokens in matched.items() if tokens}
     return [candidate for candidate in everyone if candidate.name in holders or candidate.is_self]
 
 

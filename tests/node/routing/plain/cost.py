@@ -48,7 +48,8 @@ class PlainCost:
         if len(everyone) <= self.config.few:
             return list(everyone)
         matched = question.matched_tokens
-        certain = [candidate for candidate in everyone if candidate.is_self or matched.get(candidate.name)]
+        near = set(matched) if question.near is None else question.near
+        certain = [candidate for candidate in everyone if candidate.is_self or candidate.name in near]
         if len(certain) > self.config.holders + 1:
             certain.sort(key=lambda candidate: (candidate.is_self, matched.get(candidate.name, 0)), reverse=True)
             del certain[self.config.holders + 1 :]
