@@ -93,7 +93,7 @@ def _scaled(config: EngineConfig, seen: Sequence[Seen]) -> Timing:
 
 
 def _timing(timing: Timing, point: Point) -> Timing:
-    return replace(timing, **{name: math.exp(value) for name, value in zip(FITTED, point, strict=True)})
+    return replace(timing, **{name: max(LEAST_S, math.exp(value)) for name, value in zip(FITTED, point, strict=True)})
 
 
 def least(cost: Callable[[Point], float], start: Point, spread: float, evaluations: int) -> Point:

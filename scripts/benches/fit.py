@@ -28,7 +28,7 @@ from node.emulator.profile import as_json
 
 TARGETS: dict[str, Target] = {"ttft_error_p50": ("<=", 0.15), "requests": (">=", 100)}
 #: Requests of the mixed loads: whole, and quick.
-CALIBRATION, REPLAY = (50, 20), (120, 40)
+CALIBRATION, REPLAY = (40, 20), (120, 40)
 #: Evaluations of the first, rough search: only the rate of the mixed load hangs on it.
 ROUGH = 120
 
@@ -39,9 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine-key", default="", help="its API key")
     parser.add_argument("--max-num-seqs", type=int, help="what it was started with")
     parser.add_argument("--max-num-batched-tokens", type=int, help="what it was started with")
-    parser.add_argument("--longest", type=int, default=2000, help="longest prompt, tokens (2000)")
-    parser.add_argument("--load", type=float, default=0.6, help="of the replay: share of what the engine can do (0.6)")
-    parser.add_argument("--speedup", type=float, default=2.0, help="of the emulated engine behind HTTP (2)")
+    parser.add_argument("--longest", type=int, default=1500, help="longest prompt, tokens (1500)")
+    parser.add_argument(
+        "--load", type=float, default=0.65, help="of the replay: share of what the engine can do (0.65)"
+    )
+    parser.add_argument("--speedup", type=float, default=4.0, help="of the emulated engine behind HTTP (4)")
     parser.add_argument("--seed", type=int, default=1, help="of the requests (1)")
     parser.add_argument("--name", default="mine", help="of the profile (mine)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the profile here")

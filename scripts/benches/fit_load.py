@@ -21,8 +21,8 @@ LENGTHS = 7
 DOCUMENTS = 6
 WITH_DOCUMENT = 0.45
 #: Tokens of answers: from and to.
-ANSWERS = (4, 40)
-DECODING = 40
+ANSWERS = (4, 24)
+DECODING = 32
 
 
 @dataclass(frozen=True, slots=True)
