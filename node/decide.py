@@ -33,7 +33,7 @@ MAX_OUTPUT_TOKENS = 512
 MAX_HOLDERS = 4
 
 #: Targets that may say that their queue is longer than was known; the next one takes the request whatever it has.
-MAX_ASKED = 2
+MAX_ASKED = 4
 
 
 def decide(

@@ -14,8 +14,9 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
    after a half-life, the rest is what is typical.
-2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and SAMPLE
-   random others.
+2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and of DRAWN random
+   others the SAMPLE with the shortest queue of prompts as far as this node knows. More draws find an idle node more
+   often, and so do all other entries at once: the target's word (4) is what makes them safe.
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
    that nobody pulls to be only as good as one who need not.
 4. The target decides on its live state whether it admits, and whether its queue is what we took it for; see
@@ -55,9 +56,10 @@ class CostConfig:
     active_half_life_s: float = 2.0
     #: Samples of which half is believed.
     few_samples: float = 10.0
-    #: Up to so many candidates all contend; beyond, so many random ones and holders do.
+    #: Up to so many candidates all contend; beyond, so many of the random ones that were drawn, and holders, do.
     few: int = 4
     sample: int = 2
+    drawn: int = 8
     holders: int = 3
     #: Up to so many candidates every cost is worked out, to be shown; beyond, those of the contenders.
     show: int = 16
@@ -127,17 +129,25 @@ class Cost:
         if len(certain) > self.config.holders + 1:
             certain.sort(key=lambda candidate: (candidate.is_self, matched.get(candidate.name, 0)), reverse=True)
             del certain[self.config.holders + 1 :]
-        names = {candidate.name for candidate in certain}
-        drawn: list[Candidate] = []
+        return certain + self._drawn(question, {candidate.name for candidate in certain}, rng)
+
+    def _drawn(self, question: Question, names: set[str], rng: random.Random) -> list[Candidate]:
+        """Random others than `names`, those with the shortest queues."""
+        everyone, unseen, count = question.candidates, question.unseen, self.config.drawn
+        drawn: list[tuple[float, int, Candidate]] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
-        for _ in range(8 * self.config.sample):
+        for turn in range(4 * count):
             candidate = everyone[int(rng.random() * len(everyone))]
-            if candidate.name not in names:
-                names.add(candidate.name)
-                drawn.append(candidate)
-                if len(drawn) == self.config.sample:
+            name = candidate.name
+            if name not in names:
+                names.add(name)
+                since = unseen.get(name)
+                queued_ms = candidate.load.queued_ms
+                drawn.append((queued_ms if since is None else queued_ms + since.sent_ms, turn, candidate))
+                if len(drawn) == count:
                     break
-        return certain + drawn
+        drawn.sort()
+        return [candidate for _, _, candidate in drawn[: self.config.sample]]
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
         best = min(costs, key=_total_ms)

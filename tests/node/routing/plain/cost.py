@@ -56,14 +56,15 @@ class PlainCost:
         names = {candidate.name for candidate in certain}
         drawn: list[Candidate] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
-        for _ in range(8 * self.config.sample):
+        for _ in range(4 * self.config.drawn):
             candidate = everyone[int(rng.random() * len(everyone))]
             if candidate.name not in names:
                 names.add(candidate.name)
                 drawn.append(candidate)
-                if len(drawn) == self.config.sample:
+                if len(drawn) == self.config.drawn:
                     break
-        return certain + drawn
+        drawn.sort(key=lambda c: c.load.queued_ms + question.unseen.get(c.name, _NOTHING).sent_ms)
+        return certain + drawn[: self.config.sample]
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
         best = min(costs, key=lambda cost: cost.total_ms)
