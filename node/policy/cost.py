@@ -15,8 +15,9 @@ Rules against herding (every entry sees the same vectors, and all of them are ol
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
    after a half-life, the rest is what is typical.
 2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and of DRAWN random
-   others the SAMPLE with the shortest queue of prompts as far as this node knows. More draws find an idle node more
-   often, and so do all other entries at once: the target's word (4) is what makes them safe.
+   others the SAMPLE with the shortest queue (prompts, and requests beyond its slots) as far as this node knows. More
+   draws find an idle node more often, and so do all other entries at once: that the target has the last word (4) is
+   what makes them safe.
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
    that nobody pulls to be only as good as one who need not.
 4. The target decides on its live state whether it admits, and whether its queue is what we took it for; see
@@ -38,7 +39,7 @@ from node.models import ModelInfo
 from node.policy.base import CandidateCost, Choice, Question
 from node.policy.explore import explored
 from node.policy.pull import PullModel
-from node.policy.times import times_of
+from node.policy.times import PRIOR_REQUEST_MS, times_of
 from node.prefill import PrefillTime
 from node.view import Candidate, Unseen
 
@@ -134,6 +135,7 @@ class Cost:
     def _drawn(self, question: Question, names: set[str], rng: random.Random) -> list[Candidate]:
         """Random others than `names`, those with the shortest queues."""
         everyone, unseen, count = question.candidates, question.unseen, self.config.drawn
+        nothing = _NOTHING
         drawn: list[tuple[float, int, Candidate]] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
         for turn in range(4 * count):
@@ -141,9 +143,13 @@ class Cost:
             name = candidate.name
             if name not in names:
                 names.add(name)
-                since = unseen.get(name)
-                queued_ms = candidate.load.queued_ms
-                drawn.append((queued_ms if since is None else queued_ms + since.sent_ms, turn, candidate))
+                load, since = candidate.load, unseen.get(name, nothing)
+                queue_ms = load.queued_ms + since.sent_ms
+                slots = load.slots or PRIOR_SLOTS
+                beyond = load.running + load.waiting + since.sent - since.finished + 1 - slots
+                if beyond > 0:
+                    queue_ms += beyond * (load.e2e_p50_ms or PRIOR_REQUEST_MS) / slots
+                drawn.append((queue_ms, turn, candidate))
                 if len(drawn) == count:
                     break
         drawn.sort()

@@ -63,7 +63,7 @@ class PlainCost:
                 drawn.append(candidate)
                 if len(drawn) == self.config.drawn:
                     break
-        drawn.sort(key=lambda c: c.load.queued_ms + question.unseen.get(c.name, _NOTHING).sent_ms)
+        drawn.sort(key=lambda candidate: _known_queue_ms(candidate, question.unseen.get(candidate.name, _NOTHING)))
         return certain + drawn[: self.config.sample]
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
@@ -166,6 +166,14 @@ class PlainCost:
                 saved = recompute_ms - pull_ms
                 best = _Pull(source.name, extra, pull_ms, question.matched_chunks.get(source.name, 0))
         return best
+
+
+def _known_queue_ms(candidate: Candidate, since: Unseen) -> float:
+    load = candidate.load
+    slots = load.slots or PRIOR_SLOTS
+    beyond = load.active + since.sent - since.finished + 1 - slots
+    line_ms = beyond * (load.e2e_p50_ms or PRIOR_REQUEST_MS) / slots if beyond > 0 else 0.0
+    return load.queued_ms + since.sent_ms + line_ms
 
 
 class _Pull(NamedTuple):
