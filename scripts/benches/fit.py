@@ -27,8 +27,8 @@ from node.emulator.fitting import FITTED, Seen, Times, fitted, loss, played
 from node.emulator.profile import as_json
 
 TARGETS: dict[str, Target] = {"ttft_error_p50": ("<=", 0.15), "requests": (">=", 100)}
-#: Requests of the mixed loads: whole, and quick.
-CALIBRATION, REPLAY = (40, 20), (120, 40)
+#: Requests of the replay when it is to be quick; and how many of it there is one more of to calibrate with.
+QUICK, CALIBRATION = 40, 3
 #: Evaluations of the first, rough search: only the rate of the mixed load hangs on it.
 ROUGH = 120
 
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine-key", default="", help="its API key")
     parser.add_argument("--max-num-seqs", type=int, help="what it was started with")
     parser.add_argument("--max-num-batched-tokens", type=int, help="what it was started with")
+    parser.add_argument("--requests", type=int, default=120, help="of the replay (120)")
     parser.add_argument("--longest", type=int, default=1500, help="longest prompt, tokens (1500)")
     parser.add_argument(
         "--load", type=float, default=0.65, help="of the replay: share of what the engine can do (0.65)"
@@ -61,12 +62,13 @@ async def _measure(result: Result, options: argparse.Namespace) -> None:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # or the engine would stay behind
     rng = random.Random(options.seed)
+    count = QUICK if options.quick else options.requests
     async with _engine(options) as (engine, limits):
         say(f"  the engine is ready: {engine.model}, {limits.kv_tokens} tokens of KV in blocks of {limits.block_size}")
         before = _configured(limits, options)
-        calibration = await _calibrate(engine, before, rng, options)
+        calibration = await _calibrate(engine, before, rng, options, count // CALIBRATION)
         config = replace(before, timing=fitted(before, calibration))
-        asks, moments = _mixed(rng, config, options, REPLAY[options.quick])
+        asks, moments = _mixed(rng, config, options, count)
         say(f"  replay: {len(asks)} requests in {moments[-1]:.0f} s")
         real = await engine.open_loop(asks, moments, time.perf_counter())
     _report(result, "", real, played(config, real))
@@ -105,7 +107,7 @@ def _configured(limits: EngineConfig, options: argparse.Namespace) -> EngineConf
 
 
 async def _calibrate(
-    engine: Engine, config: EngineConfig, rng: random.Random, options: argparse.Namespace
+    engine: Engine, config: EngineConfig, rng: random.Random, options: argparse.Namespace, count: int
 ) -> list[Seen]:
     longest = min(options.longest, config.max_model_len // 2)
     for _ in range(2):  # the first requests of a process are slow
@@ -113,7 +115,7 @@ async def _calibrate(
     began = time.perf_counter()
     seen = await engine.groups(fit_load.apart(rng, longest), began)
     rough = replace(config, timing=fitted(config, seen, evaluations=ROUGH))
-    asks, moments = _mixed(rng, rough, options, CALIBRATION[options.quick])
+    asks, moments = _mixed(rng, rough, options, count)
     say(f"  calibration: {len(seen)} requests apart in {time.perf_counter() - began:.0f} s, "
         f"{len(asks)} mixed in {moments[-1]:.0f} s; loss {loss(rough, seen):.3f}")  # fmt: skip
     return seen + await engine.open_loop(asks, moments, began)
