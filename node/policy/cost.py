@@ -16,8 +16,8 @@ Rules against herding (every entry sees the same vectors, and all of them are ol
    after a half-life, the rest is what is typical.
 2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and of DRAWN random
    others the SAMPLE with the shortest queue (prompts, and requests beyond its slots) as far as this node knows. More
-   draws find an idle node more often, and so do all other entries at once: that the target has the last word (4) is
-   what makes them safe.
+   draws find an idle node more often, and so do all other entries at once: so a small cluster draws fewer, and the
+   target has the last word (4).
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
    that nobody pulls to be only as good as one who need not.
 4. The target decides on its live state whether it admits, and whether its queue is what we took it for; see
@@ -60,7 +60,9 @@ class CostConfig:
     #: Up to so many candidates all contend; beyond, so many of the random ones that were drawn, and holders, do.
     few: int = 4
     sample: int = 2
+    #: So many are drawn for it, but at most one node in so many: in a small cluster all entries would see the same.
     drawn: int = 8
+    drawn_one_in: int = 12
     holders: int = 3
     #: Up to so many candidates every cost is worked out, to be shown; beyond, those of the contenders.
     show: int = 16
@@ -134,7 +136,8 @@ class Cost:
 
     def _drawn(self, question: Question, names: set[str], rng: random.Random) -> list[Candidate]:
         """Random others than `names`, those with the shortest queues."""
-        everyone, unseen, count = question.candidates, question.unseen, self.config.drawn
+        everyone, unseen, config = question.candidates, question.unseen, self.config
+        count = max(config.sample, min(config.drawn, len(everyone) // config.drawn_one_in))
         nothing = _NOTHING
         drawn: list[tuple[float, int, Candidate]] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
@@ -153,7 +156,7 @@ class Cost:
                 if len(drawn) == count:
                     break
         drawn.sort()
-        return [candidate for _, _, candidate in drawn[: self.config.sample]]
+        return [candidate for _, _, candidate in drawn[: config.sample]]
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
         best = min(costs, key=_total_ms)

@@ -51,14 +51,14 @@ def test_the_times_of_an_engine_are_found_from_its_answers() -> None:
     assert loss(TRUTH, seen) == 0 and loss(SMOLLM2_CPU, seen) > 0.4
     found = replace(TRUTH, timing=fitted(SMOLLM2_CPU, seen, evaluations=150))
     other = seen_by(TRUTH, requests(2, apart=False))
-    assert loss(found, other) < 0.03
+    assert loss(found, other) < 0.15
 
 
 def test_one_stray_request_does_not_spoil_the_fit() -> None:
     seen = seen_by(TRUTH, requests(1, apart=True))
     strayed = [replace(seen[0], first_s=60.0, whole_s=60.0), *seen[1:]]
     found = replace(TRUTH, timing=fitted(SMOLLM2_CPU, strayed, evaluations=150))
-    assert loss(found, seen_by(TRUTH, requests(2, apart=False))) < 0.05
+    assert loss(found, seen_by(TRUTH, requests(2, apart=False))) < 0.2
 
 
 def test_the_simplex_finds_the_bottom_of_a_bent_valley() -> None:

@@ -56,12 +56,13 @@ class PlainCost:
         names = {candidate.name for candidate in certain}
         drawn: list[Candidate] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
-        for _ in range(4 * self.config.drawn):
+        count = max(self.config.sample, min(self.config.drawn, len(everyone) // self.config.drawn_one_in))
+        for _ in range(4 * count):
             candidate = everyone[int(rng.random() * len(everyone))]
             if candidate.name not in names:
                 names.add(candidate.name)
                 drawn.append(candidate)
-                if len(drawn) == self.config.drawn:
+                if len(drawn) == count:
                     break
         drawn.sort(key=lambda candidate: _known_queue_ms(candidate, question.unseen.get(candidate.name, _NOTHING)))
         return certain + drawn[: self.config.sample]
