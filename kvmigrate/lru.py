@@ -11,6 +11,9 @@ Sources: the two segments are Karedla, Love and Wherry's (Caching strategies to 
 the list of victims is A1out of Johnson and Shasha's 2Q (VLDB 1994). Chosen on real traces, prefixes counted only from
 their first block on: see docs/kv.md for the ratios and for what else was tried.
 
+Counts of uses fade: they halve while as many uses pass as there is room for keys, a few times over. So what was hot
+yesterday ranks below what is hot now (`node.kv_hot` offers the hottest to others), though it may still be here.
+
 In each segment the first entry is the next victim. Callers use a chain from its tail to its head, so a deeper block
 is always the older one and goes before its parents.
 """
@@ -29,6 +32,11 @@ PROTECTED_PERCENT: Final = 50
 USES_TO_PROTECT: Final = 2
 #: Counts of uses stop here.
 MAX_USES: Final = 1 << 20
+#: Uses of all keys together in which counts halve, for each key that there is room for.
+USES_TO_HALVE: Final = 4
+#: A count is kept with the number of halvings that it has been through, above these bits.
+_COUNT_BITS: Final = 21
+_COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
 
 
 class SegmentedLru:
@@ -41,6 +49,8 @@ class SegmentedLru:
         self._protected: OrderedDict[bytes, None] = OrderedDict()
         self._victims: OrderedDict[bytes, None] = OrderedDict()
         self._uses: dict[bytes, int] = {}
+        self._halve_after = USES_TO_HALVE * max(1, capacity)
+        self._used = self._halvings = 0
         #: Keys that were protected as soon as they were added.
         self.recalled = 0
 
@@ -66,8 +76,11 @@ class SegmentedLru:
         return len(self._victims)
 
     def uses(self, key: bytes) -> int:
-        """How often a key was used since it was added; 0 for an unknown one."""
-        return self._uses.get(key, 0)
+        """How often a key was used since it was added, long ago counting less; 0 for an unknown one."""
+        packed = self._uses.get(key, 0)
+        count = packed & _COUNT_MASK
+        faded = count >> min(_COUNT_BITS, self._halvings - (packed >> _COUNT_BITS))
+        return max(faded, min(count, USES_TO_PROTECT))  # somebody came back for it, however long ago
 
     def hottest(self) -> Iterator[bytes]:
         """All keys, the next victim last: of a chain its head first."""
@@ -76,7 +89,7 @@ class SegmentedLru:
 
     def add(self, key: bytes) -> None:
         """Insert a new key, unused so far."""
-        self._uses[key] = 0
+        self._count(key, 0)
         if key in self._victims:
             del self._victims[key]
             self.recalled += 1
@@ -101,7 +114,14 @@ class SegmentedLru:
 
     def use(self, key: bytes) -> None:
         """Count a use of a known key and make it the youngest."""
-        uses = self._uses[key] = min(self._uses[key] + 1, MAX_USES)
+        if key not in self._uses:
+            raise KeyError(key)
+        uses = min(self.uses(key) + 1, MAX_USES)
+        self._count(key, uses)
+        self._used += 1
+        if self._used >= self._halve_after:
+            self._used = 0
+            self._halvings += 1
         if key in self._protected:
             self._protected.move_to_end(key)
         elif uses < USES_TO_PROTECT:
@@ -135,4 +155,7 @@ class SegmentedLru:
         if len(self._protected) > self._protected_max:
             demoted, _ = self._protected.popitem(last=False)
             self._probation[demoted] = None
-            self._uses[demoted] = 0
+            self._count(demoted, 0)
+
+    def _count(self, key: bytes, uses: int) -> None:
+        self._uses[key] = self._halvings << _COUNT_BITS | uses

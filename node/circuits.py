@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 CONFIRMED = 2
@@ -67,6 +68,10 @@ class Circuits:
 
     def __len__(self) -> int:
         return len(self._circuits)
+
+    def __iter__(self) -> Iterator[str]:
+        """Peers that have one."""
+        return iter(self._circuits)
 
     # --- what happened
 

@@ -18,6 +18,7 @@ import random
 from collections.abc import Sequence
 
 from node.eligible import eligible, live_models, lost_response, no_model, refuse, sources, status, unknown_response
+from node.held import mapped, most
 from node.oversize import too_large
 from node.plan import MAX_HOPS, MAX_PATIENCE_MS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
@@ -28,8 +29,11 @@ from node.view import Candidate, ClusterView, Typical, typical_of
 TYPICAL_OUTPUT_TOKENS = 128
 MAX_OUTPUT_TOKENS = 512
 
+#: Holders of the prompt's prefix that are weighed for it. Often all nodes hold the beginning that every prompt shares.
+MAX_HOLDERS = 4
+
 #: Targets that may say that their queue is longer than was known; the next one takes the request whatever it has.
-MAX_ASKED = 2
+MAX_ASKED = 4
 
 
 def decide(
@@ -79,6 +83,7 @@ def decide(
         options=options,
         every=every,
         commit=commit,
+        rng=rng,
     )
     choice = policy.choose(question, now, rng)
     return _plan(request, question, choice, policy=policy.name, entry=entry, options=options, now=now)
@@ -117,16 +122,19 @@ def _question(
     options: RouteOptions,
     every: bool,
     commit: bool,
+    rng: random.Random,
 ) -> Question:
     output = min(MAX_OUTPUT_TOKENS, (request.max_tokens or TYPICAL_OUTPUT_TOKENS)) * request.answers
+    near = most(view.matched, MAX_HOLDERS, rng)
     return Question(
         model=model,
         prompt_tokens=tokens,
         output_tokens=min(MAX_OUTPUT_TOKENS, output),
         candidates=tuple(candidates),
-        sources=tuple(sources(view, model)),
-        matched_tokens={name: request.matched_tokens(chunks, tokens) for name, chunks in view.matched.items()},
+        sources=tuple(sources(view, model, {*near, options.force_source} if options.force_source else near)),
+        matched_tokens=mapped(view.matched, lambda chunks: request.matched_tokens(chunks, tokens)),
         matched_chunks=view.matched,
+        near=near,
         unseen=view.unseen,
         typical=_typical(view, model),
         refused=len(options.visited),

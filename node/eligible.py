@@ -9,7 +9,7 @@ context that is long enough. Two of these give way rather than refuse:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from node.plan import Refusal
 from node.prompt.request import ParsedRequest
@@ -81,15 +81,14 @@ def shortest_context(view: ClusterView, model: str) -> int:
     return known
 
 
-def sources(view: ClusterView, model: str) -> list[Candidate]:
-    """Live nodes that hold part of the prompt and could give its blocks; draining ones included."""
-    matched = view.matched
-    if not matched:
+def sources(view: ClusterView, model: str, holders: Collection[str]) -> list[Candidate]:
+    """Which of `holders` live and could give blocks of the prompt; draining ones included."""
+    if not holders:
         return []
     return [
         candidate
         for candidate in view.candidates
-        if candidate.name in matched and candidate.state is NodeState.ALIVE and model in candidate.models
+        if candidate.name in holders and candidate.state is NodeState.ALIVE and model in candidate.models
     ]
 
 

@@ -10,13 +10,15 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from node.held import held
 
 #: Chunks remembered per node; what a node publishes is bounded the same way.
 MAX_PER_NODE = 16_384
 
-#: Pairs over all nodes, about 100 bytes each.
-MAX_PAIRS = 1 << 19
+#: Pairs over all nodes, about 100 bytes each: of a thousand nodes each a thousand chunks, half a megabyte of text.
+MAX_PAIRS = 1 << 20
 
 #: Pairs taken from the largest node at once when the whole is full.
 _BATCH = 64
@@ -57,7 +59,9 @@ class PeerPrefixes:
             if name not in self._bits:  # it was the largest and gave up all
                 bit, own = self._enter(name), self._chunks[name]
         own[chunk] = None
-        self._holders[chunk] = self._holders.get(chunk, 0) | bit
+        others = self._holders.get(chunk)
+        # The one bit of a node is one object for all that it alone holds: in a large cluster it is a long number.
+        self._holders[chunk] = bit if others is None else others | bit
         self._pairs += 1
 
     def forget(self, name: str, chunk: int) -> None:
@@ -86,26 +90,33 @@ class PeerPrefixes:
         for chunk in chunks:
             self.learn(name, chunk)
 
-    def longest(self, chunks: Sequence[int]) -> dict[str, int]:
-        """Node -> chunks it holds from the first on, without a gap; nodes without the first are left out."""
-        if not chunks:
+    def longest(self, chunks: Sequence[int]) -> Mapping[str, int]:
+        """Node -> chunks it holds from the first on, without a gap; nodes without the first are left out.
+
+        Read it at once: it looks into this index, which goes on changing.
+        """
+        alive = self._holders.get(chunks[0], 0) if chunks else 0
+        if not alive:
             return {}
-        alive = self._holders.get(chunks[0], 0)
-        matched: dict[str, int] = {}
+        get = self._holders.get
+        # Mostly those who hold the first and the last hold all: counted without a loop of ours.
+        if get(chunks[-1]) == alive and list(map(get, chunks)).count(alive) == len(chunks):
+            return held(((len(chunks), alive),), self._bits, self._names)
+        levels: list[tuple[int, int]] = []
         count = 0
-        for held in map(self._holders.get, chunks):
-            if held != alive:  # rare: mostly everybody who holds a chunk holds the next one
-                still = alive & (held or 0)
-                if still != alive and count:
-                    for name in self._named(alive ^ still):
-                        matched[name] = count
+        for holders in map(get, chunks):
+            if holders != alive:  # rare: mostly everybody who holds a chunk holds the next one
+                still = alive & (holders or 0)
+                if still != alive:
+                    levels.append((count, alive ^ still))
                 alive = still
                 if not alive:
-                    return matched
+                    break
             count += 1
-        for name in self._named(alive):
-            matched[name] = count
-        return matched
+        if alive:
+            levels.append((count, alive))
+        levels.reverse()
+        return held(levels, self._bits, self._names)
 
     def validate(self) -> None:
         """Every invariant, for tests."""
@@ -135,9 +146,3 @@ class PeerPrefixes:
         largest = max(self._chunks, key=lambda name: len(self._chunks[name]))
         for chunk in list(self._chunks[largest])[:_BATCH]:
             self.forget(largest, chunk)
-
-    def _named(self, bits: int) -> Iterator[str]:
-        while bits:
-            low = bits & -bits
-            yield self._names[low.bit_length() - 1]
-            bits ^= low

@@ -135,15 +135,18 @@ class Registry:
         view = self.roster.view(parsed.chunks, self._own_load(), now)
         if parsed.refers_to is not None:
             view = replace(view, owner=self._stored.owner(parsed))
-        if not self.circuits:
+        avoided = self._avoided(now)
+        if not avoided:
             return view
         candidates = tuple(
-            replace(c, state=NodeState.SUSPECT)
-            if c.state is NodeState.ALIVE and self.circuits.avoided(c.name, c.incarnation, now)
-            else c
+            replace(c, state=NodeState.SUSPECT) if c.name in avoided and c.state is NodeState.ALIVE else c
             for c in view.candidates
         )
         return replace(view, candidates=candidates)
+
+    def _avoided(self, now: float) -> set[str]:
+        """Nodes that are left alone for now: few have a circuit, however many nodes there are."""
+        return {name for name in self.circuits if self.circuits.avoided(name, self._incarnation(name), now)}
 
     def sent(self, plan: Plan) -> Callable[[bool], None]:
         """Count a request as sent until the returned function is called; our own vector counts itself."""

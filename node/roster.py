@@ -44,7 +44,8 @@ class Roster:
         self.self_name = self_name
         self.prefixes = PeerPrefixes() if prefixes is None else prefixes  # an empty one is false
         self.sends = OwnSends() if sends is None else sends
-        self._nodes: OrderedDict[str, Candidate] = OrderedDict()
+        #: This node first, if it is known: every decision needs it.
+        self._nodes: dict[str, Candidate] = {}
         #: When each node last told us its load itself. One entry a node at most.
         self._told: dict[str, float] = {}
         self._typical: dict[str, Typical] = {}
@@ -159,9 +160,9 @@ class Roster:
         )
 
     def _set(self, node: Candidate) -> None:
+        if node.is_self and node.name not in self._nodes:
+            self._nodes = {node.name: node, **self._nodes}
         self._nodes[node.name] = node
-        if node.is_self:  # always the first: every decision needs it
-            self._nodes.move_to_end(node.name, last=False)
 
     def _bound(self) -> None:
         while len(self._nodes) > MAX_NODES:

@@ -9,13 +9,20 @@ from pathlib import Path
 
 import click
 
-from node.emulator.config import PRESETS, EngineConfig, preset
+from node.emulator import profile
+from node.emulator.config import PRESETS, EngineConfig, adjusted, preset
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.errors import LocalError
 
 
 @click.command(context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]})
 @click.option("--preset", "name", type=click.Choice(sorted(PRESETS)), default="8b-gpu", show_default=True)
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    help="Instead of a preset: a file that `scripts/bench fit --save` wrote for an engine of yours.",
+)
 @click.option("--served-model-name", "models", multiple=True, help="Name that clients use; may be repeated.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 = any free one.")
@@ -34,6 +41,7 @@ from node.errors import LocalError
 def emulate(
     *,
     name: str,
+    profile_file: Path | None,
     models: tuple[str, ...],
     host: str,
     port: int,
@@ -48,18 +56,18 @@ def emulate(
 
     Answers are made-up words, a function of the prompt. Put it behind a node with `grapevine start --engine-url`.
     """
-    options = ServeOptions(
-        models=models or (name,),
-        host=host,
-        port=port,
-        uds=uds,
-        speedup=speedup,
-        link=link_socket,
-        block_bytes=kv_block_bytes,
-        journal=journal,
-    )
     try:
-        config = preset(name, **changed)
+        config = adjusted(profile.read(profile_file) if profile_file is not None else preset(name), **changed)
+        options = ServeOptions(
+            models=models or (config.name,),
+            host=host,
+            port=port,
+            uds=uds,
+            speedup=speedup,
+            link=link_socket,
+            block_bytes=kv_block_bytes,
+            journal=journal,
+        )
         asyncio.run(_serve(config, options))
     except (LocalError, OSError) as error:
         raise click.UsageError(str(error)) from error

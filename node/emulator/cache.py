@@ -46,10 +46,12 @@ class BlockCache:
     def match(self, keys: Sequence[Hashable], limit: int) -> int:
         """How many of the first `limit` keys are held without a gap."""
         users, idle = self._users, self._idle
-        for count, key in enumerate(keys[:limit]):
+        limit = min(limit, len(keys))
+        for count in range(limit):
+            key = keys[count]
             if key not in users and key not in idle:
                 return count
-        return min(limit, len(keys))
+        return limit
 
     def idle_among(self, keys: Iterable[Hashable]) -> int:
         """How many of these are idle: taking them leaves so many fewer available."""

@@ -134,5 +134,10 @@ def preset(name: str, **changed: object) -> EngineConfig:
     config = PRESETS.get(name)
     if config is None:
         raise LocalError(f"unknown preset {name!r}; known are {', '.join(sorted(PRESETS))}")
+    return adjusted(config, **changed)
+
+
+def adjusted(config: EngineConfig, **changed: object) -> EngineConfig:
+    """The same with fields replaced; None leaves one as it is. Raises `LocalError`."""
     given = {key: value for key, value in changed.items() if value is not None}
     return replace(config, **given)  # type: ignore[arg-type]

@@ -137,6 +137,10 @@ class EmulatedEngine:
         """Every request that is not done, for whoever may know all (an oracle, a test)."""
         return list(self._jobs.values())
 
+    def sequence(self, rid: str) -> Sequence:
+        """One of these."""
+        return self._jobs[rid]
+
     def cached(self, sequence: Sequence) -> int:
         """Tokens of it that the cache holds now."""
         return self._match(sequence) * self.config.block_size

@@ -7,7 +7,7 @@ It holds no clock and no randomness of its own; what it remembers between calls 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -74,6 +74,8 @@ class Question:
     #: Node name -> tokens / chunks of the prompt's beginning that it holds.
     matched_tokens: Mapping[str, int] = field(default_factory=dict)
     matched_chunks: Mapping[str, int] = field(default_factory=dict)
+    #: Those of them that are weighed for it, the ones that hold most; None = all.
+    near: Collection[str] | None = None
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     typical: Typical = field(default_factory=Typical)
     #: Nodes that refused this request already, being full.

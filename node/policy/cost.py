@@ -14,8 +14,10 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
    after a half-life, the rest is what is typical.
-2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and SAMPLE
-   random others.
+2. With more than FEW candidates only some contend: this node, the best holders of the prefix, and of DRAWN random
+   others the SAMPLE with the shortest queue (prompts, and requests beyond its slots) as far as this node knows. More
+   draws find an idle node more often, and so do all other entries at once: so a small cluster draws fewer, and the
+   target has the last word (4).
 3. Near ties are broken at random, except that this node keeps a request which it would do as well as any, and
    that nobody pulls to be only as good as one who need not.
 4. The target decides on its live state whether it admits, and whether its queue is what we took it for; see
@@ -28,7 +30,7 @@ two choices with own sends (shared notes on routing).
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -37,7 +39,7 @@ from node.models import ModelInfo
 from node.policy.base import CandidateCost, Choice, Question
 from node.policy.explore import explored
 from node.policy.pull import PullModel
-from node.policy.times import times_of
+from node.policy.times import PRIOR_REQUEST_MS, times_of
 from node.prefill import PrefillTime
 from node.view import Candidate, Unseen
 
@@ -55,9 +57,12 @@ class CostConfig:
     active_half_life_s: float = 2.0
     #: Samples of which half is believed.
     few_samples: float = 10.0
-    #: Up to so many candidates all contend; beyond, so many random ones and holders do.
+    #: Up to so many candidates all contend; beyond, so many of the random ones that were drawn, and holders, do.
     few: int = 4
     sample: int = 2
+    #: So many are drawn for it, but at most one node in so many: in a small cluster all entries would see the same.
+    drawn: int = 8
+    drawn_one_in: int = 12
     holders: int = 3
     #: Up to so many candidates every cost is worked out, to be shown; beyond, those of the contenders.
     show: int = 16
@@ -123,21 +128,35 @@ class Cost:
         if len(everyone) <= self.config.few:
             return list(everyone)
         matched = question.matched_tokens
-        certain = _certain(everyone, matched)
+        certain = _certain(everyone, matched if question.near is None else question.near)
         if len(certain) > self.config.holders + 1:
             certain.sort(key=lambda candidate: (candidate.is_self, matched.get(candidate.name, 0)), reverse=True)
             del certain[self.config.holders + 1 :]
-        names = {candidate.name for candidate in certain}
-        drawn: list[Candidate] = []
+        return certain + self._drawn(question, {candidate.name for candidate in certain}, rng)
+
+    def _drawn(self, question: Question, names: set[str], rng: random.Random) -> list[Candidate]:
+        """Random others than `names`, those with the shortest queues."""
+        everyone, unseen, config = question.candidates, question.unseen, self.config
+        count = max(config.sample, min(config.drawn, len(everyone) // config.drawn_one_in))
+        nothing = _NOTHING
+        drawn: list[tuple[float, int, Candidate]] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
-        for _ in range(8 * self.config.sample):
+        for turn in range(4 * count):
             candidate = everyone[int(rng.random() * len(everyone))]
-            if candidate.name not in names:
-                names.add(candidate.name)
-                drawn.append(candidate)
-                if len(drawn) == self.config.sample:
+            name = candidate.name
+            if name not in names:
+                names.add(name)
+                load, since = candidate.load, unseen.get(name, nothing)
+                queue_ms = load.queued_ms + since.sent_ms
+                slots = load.slots or PRIOR_SLOTS
+                beyond = load.running + load.waiting + since.sent - since.finished + 1 - slots
+                if beyond > 0:
+                    queue_ms += beyond * (load.e2e_p50_ms or PRIOR_REQUEST_MS) / slots
+                drawn.append((queue_ms, turn, candidate))
+                if len(drawn) == count:
                     break
-        return certain + drawn
+        drawn.sort()
+        return [candidate for _, _, candidate in drawn[: config.sample]]
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
         best = min(costs, key=_total_ms)
@@ -225,6 +244,7 @@ class Cost:
         forced = question.force_source is not None
         model, matched, pull, load = question.model, question.matched_tokens, self.pull, candidate.load
         fixed, token, pair = prefill
+        least_ms = pull.lookup_ms + pull.step_ms
         for source in holders:
             name = source.name
             extra = matched.get(name, 0) - held
@@ -234,6 +254,8 @@ class Cost:
             recompute_ms = fixed + extra * (token + pair * (held + extra / 2)) - fixed
             if recompute_ms <= saved and not forced:
                 break  # holders come longest first: nobody behind can save as much
+            if least_ms >= pull.margin * recompute_ms and not forced:
+                break  # so little that it would not pay on the fastest network
             theirs = source.models.get(model)
             if theirs is None or theirs.fingerprint != info.fingerprint:
                 continue
@@ -263,12 +285,11 @@ _NO_PULL = _Pull()
 _NOTHING = Unseen()
 
 
-def _certain(everyone: tuple[Candidate, ...], matched: Mapping[str, int]) -> list[Candidate]:
-    """This node and all who hold part of the prompt, in their order."""
-    if not matched:
+def _certain(everyone: tuple[Candidate, ...], holders: Collection[str]) -> list[Candidate]:
+    """This node and those who hold part of the prompt, in their order."""
+    if not holders:
         first = everyone[0]  # a roster names this node first
         return [first] if first.is_self else [candidate for candidate in everyone if candidate.is_self]
-    holders = {name for name, tokens in matched.items() if tokens}
     return [candidate for candidate in everyone if candidate.name in holders or candidate.is_self]
 
 

@@ -23,6 +23,8 @@ def oracle(cluster: SimCluster, request: Request, now: float) -> tuple[int, int 
         prefill = node.config.timing.prefill
         waits = ahead(node, now)
         have = held[node.number]
+        if best is not None and waits > best[0]:
+            continue  # too late whatever it holds
         options: list[tuple[float, int | None]] = [(prefill(have * BLOCK_TOKENS, tokens - have * BLOCK_TOKENS), None)]
         if most > have:
             source = held.index(most)
@@ -43,7 +45,8 @@ def ahead(node: SimNode, now: float) -> float:
     """Seconds of prompts that will be computed before one that arrives now."""
     timing = node.config.timing
     seconds = 0.0
-    for sequence in node.engine.pending():
+    for rid in node.prompts:
+        sequence = node.engine.sequence(rid)
         if sequence.emitted == 0:
             computed = sequence.computed or node.engine.cached(sequence)
             seconds += timing.prefill(computed, sequence.job.prompt_tokens - computed)

@@ -32,6 +32,8 @@ PATH, MODEL = "/v1/chat/completions", "m"
 SMALL_BYTES, LARGE_BYTES = 2_000, 220_000
 #: Nodes that hold the prompt's prefix, as gossip would have told.
 HOLDERS = 3
+#: Chunks that every node holds in the figures `shared`.
+SHARED_CHUNKS = 2
 #: Share of the nodes whose vectors arrive between two rounds: 10 ms of gossip every 200 ms.
 ROWS_SHARE = 0.05
 #: Decisions in one round.
@@ -53,12 +55,15 @@ def run(options: argparse.Namespace) -> Result:
         result.add(f"decide_us_n{size}", _time(partial(cluster.decide, small), rounds, cluster.gossip))
         hashed = _time(partial(cluster.decide, large, text), rounds, cluster.gossip)
         result.add(f"decide_220kb_us_n{size}", hashed)
+        cluster.share((small, large))
+        result.add(f"decide_shared_us_n{size}", _time(partial(cluster.decide, small), rounds, cluster.gossip))
     for name, size in (("2kb", SMALL_BYTES), ("220kb", LARGE_BYTES)):
         body = _body(size)
         result.add(f"parse_{name}_us", _time(partial(parse_request, PATH, body), rounds))
     result.note(
         f"CPU time, the fastest tenth of {rounds} rounds of {REPEATS} in a row; a decision = building the view "
-        f"and decide with the policy cost, {HOLDERS} holders of the prefix; between rounds a twentieth of the nodes "
+        f"and decide with the policy cost, {HOLDERS} holders of the prefix (shared: and all nodes of its first "
+        f"{SHARED_CHUNKS} chunks); between rounds a twentieth of the nodes "
         "send a new vector (not counted); 220kb includes hashing the canonical text, parse_220kb is the whole reading "
         "of the JSON body with it"
     )
@@ -92,6 +97,13 @@ class Cluster:
             for parsed in known:
                 for chunk in parsed.chunks:
                     self.roster.prefixes.learn(holder, chunk)
+
+    def share(self, known: tuple[ParsedRequest, ...]) -> None:
+        """Every node holds the beginning of the prompts, as with one system prompt for all."""
+        for name in self.names:
+            for parsed in known:
+                for chunk in parsed.chunks[:SHARED_CHUNKS]:
+                    self.roster.prefixes.learn(name, chunk)
 
     def gossip(self, share: float = ROWS_SHARE) -> None:
         """Vectors of some nodes arrive, and time passes."""

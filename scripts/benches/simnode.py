@@ -49,6 +49,8 @@ class SimNode:
     #: Targets with open sends of ours, and the vectors they were last compared with.
     synced: dict[str, float] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
+    #: Those of them without a first token.
+    prompts: dict[str, Request] = field(default_factory=dict)
     #: Prompt seconds computed here, and when its network is free to give blocks again.
     work_s: float = 0.0
     link_free: float = 0.0
@@ -72,7 +74,7 @@ class SimNode:
     def begin(self, request: Request, now: float) -> None:
         """The engine gets a request."""
         arrival = request.arrival
-        self.requests[request.rid] = request
+        self.requests[request.rid] = self.prompts[request.rid] = request
         self.meter.dispatched(request.rid, now, arrival.tokens, request.predicted)
         output = min(arrival.output, self.config.max_model_len - arrival.tokens)
         self.engine.submit(Job(request.rid, arrival.tokens, output, arrival.blocks), now)
@@ -100,6 +102,7 @@ class SimNode:
                 self.meter.started(action.rid, action.at, tokens, request.cached)
             case Tokens(first=True):
                 request.first = action.at
+                del self.prompts[action.rid]
                 self.meter.prefilled(action.rid, action.at, action.at - request.started)
                 self.meter.first_byte(action.rid, action.at)
             case Done():

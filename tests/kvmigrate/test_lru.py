@@ -127,3 +127,31 @@ def test_the_measure_of_hit_ratios_agrees_with_an_oracle() -> None:
     arrivals = traces.made_up(400, rate=1.0)
     for capacity in (50, 300, 2000):
         assert hit_ratio(arrivals, PlainLru(capacity)) == _Chains(capacity).play(arrivals)
+
+
+def test_a_prefix_that_was_hot_gives_way_to_those_that_are_used_now() -> None:
+    capacity = 40
+    lru = SegmentedLru(capacity)
+    hot = keys(*(f"h{n}" for n in range(8)))
+    for _ in range(50):
+        request(lru, hot, capacity)
+    for n in range(40):  # conversations: each prompt comes twice
+        for _ in range(2):
+            request(lru, [b"%d/%d" % (n, i) for i in range(4)], capacity)
+            lru.validate(list(lru))
+    assert not any(key in lru for key in hot)
+
+
+def test_what_was_hot_long_ago_ranks_below_what_is_hot_now_while_both_are_here() -> None:
+    capacity = 40
+    lru = SegmentedLru(capacity)
+    before, now = keys("b0", "b1"), keys("n0", "n1")
+    for _ in range(100):
+        request(lru, before, capacity)
+    for n in range(20 * capacity):  # a scan, which leaves both alone
+        request(lru, [b"%d" % n], capacity)
+        if n % 40 == 0:
+            request(lru, now, capacity)
+    assert all(key in lru for key in [*before, *now])
+    assert lru.uses(b"b0") < lru.uses(b"n0") < 100
+    assert lru.uses(b"b0") >= 2 and lru.uses(b"nobody") == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from benches import traces
@@ -106,3 +108,46 @@ def test_a_prefix_that_every_prompt_shares_spreads_over_the_nodes_before_its_fir
     assert found.ttft_mean < 1.3 * best.ttft_mean
     # Each node computes it at most once, all of them at the very beginning.
     assert sum(request.cached < 16 * BLOCK_TOKENS for request in cluster.finished) <= WORLD.nodes
+
+
+def test_one_block_that_every_prompt_shares_does_not_glue_them_to_one_node() -> None:
+    trace = hot_prefix(400, 1, rate=16.0)
+    cluster = SimCluster(WORLD, Grapevine(Cost(pull=WORLD.pull)))
+    cluster.run(trace)
+    counts = Counter(request.target for request in cluster.finished)
+    assert len(counts) == WORLD.nodes and max(counts.values()) < 1.5 * len(trace) / WORLD.nodes
+
+
+#: Room for 128 blocks a node, so that a few minutes of other work pass through it.
+SMALL = replace(WORLD, engine=replace(WORLD.engine, kv_tokens=1 << 16, max_model_len=1 << 14))
+SHARED = 8
+
+
+def holders(cluster: SimCluster) -> int:
+    return sum(all(block in node.engine.cache for block in range(SHARED)) for node in cluster.nodes)
+
+
+def cooling(hot: int, cold: int) -> list[Arrival]:
+    """A prefix that is asked for 16 times a second, then every 20 s among prompts that nobody repeats."""
+    trace = hot_prefix(hot, SHARED, rate=16.0)
+    rng, at = random.Random(6), trace[-1].at
+    for number in range(cold):
+        at += rng.expovariate(4.0)
+        own = tuple(range(2_000_000 + 12 * number, 2_000_000 + 12 * (number + 1)))
+        blocks = (*range(SHARED), own[0]) if number % 80 == 0 else own
+        trace.append(Arrival(at, len(blocks) * BLOCK_TOKENS + 100, 20, blocks))
+    return trace
+
+
+def test_copies_of_a_prefix_that_cooled_down_give_way_to_what_is_used() -> None:
+    hot = SimCluster(SMALL, Grapevine(Cost(pull=SMALL.pull)))
+    hot.run(cooling(300, 0))
+    spread = holders(hot)
+    assert spread >= 6
+    later = SimCluster(SMALL, Grapevine(Cost(pull=SMALL.pull)))
+    later.run(cooling(300, 1200))
+    assert holders(later) <= 2
+    # What its last users left is all that the others know of, and nobody computes it more often than it is lost.
+    later.now += later.world.digest_s
+    told = [name for name, blocks in later.index.longest(range(SHARED)).items() if blocks == SHARED]
+    assert len(told) <= 2

@@ -75,7 +75,8 @@ def question(view: ClusterView, candidates: list[Candidate], rng: random.Random)
         prompt_tokens=tokens,
         output_tokens=rng.randrange(512),
         candidates=tuple(candidates),
-        sources=tuple(sources(view, MODEL)),
+        sources=tuple(sources(view, MODEL, view.matched)),
+        near=rng.choice([None, set(list(view.matched)[:2])]),
         matched_tokens={name: asked.matched_tokens(chunks, tokens) for name, chunks in view.matched.items()},
         matched_chunks=view.matched,
         unseen=view.unseen,
@@ -96,7 +97,7 @@ def test_the_fast_and_the_plain_decision_are_the_same(seed: int) -> None:
     visited = tuple(f"n{number}" for number in range(rng.choice([0, 0, 2])))
     found = eligible(view, asked, MODEL, asked.tokens(), visited)
     assert found == plain_eligible(view, asked, MODEL, asked.tokens(), visited)
-    assert sources(view, MODEL) == plain_sources(view, MODEL)
+    assert sources(view, MODEL, view.matched) == plain_sources(view, MODEL)
     if not found:
         return
     put = question(view, found, rng)

@@ -48,21 +48,24 @@ class PlainCost:
         if len(everyone) <= self.config.few:
             return list(everyone)
         matched = question.matched_tokens
-        certain = [candidate for candidate in everyone if candidate.is_self or matched.get(candidate.name)]
+        near = set(matched) if question.near is None else question.near
+        certain = [candidate for candidate in everyone if candidate.is_self or candidate.name in near]
         if len(certain) > self.config.holders + 1:
             certain.sort(key=lambda candidate: (candidate.is_self, matched.get(candidate.name, 0)), reverse=True)
             del certain[self.config.holders + 1 :]
         names = {candidate.name for candidate in certain}
         drawn: list[Candidate] = []
         # Draws instead of a shuffle: the cluster may have a thousand nodes.
-        for _ in range(8 * self.config.sample):
+        count = max(self.config.sample, min(self.config.drawn, len(everyone) // self.config.drawn_one_in))
+        for _ in range(4 * count):
             candidate = everyone[int(rng.random() * len(everyone))]
             if candidate.name not in names:
                 names.add(candidate.name)
                 drawn.append(candidate)
-                if len(drawn) == self.config.sample:
+                if len(drawn) == count:
                     break
-        return certain + drawn
+        drawn.sort(key=lambda candidate: _known_queue_ms(candidate, question.unseen.get(candidate.name, _NOTHING)))
+        return certain + drawn[: self.config.sample]
 
     def _pick(self, costs: list[CandidateCost], contenders: list[Candidate], rng: random.Random) -> CandidateCost:
         best = min(costs, key=lambda cost: cost.total_ms)
@@ -164,6 +167,14 @@ class PlainCost:
                 saved = recompute_ms - pull_ms
                 best = _Pull(source.name, extra, pull_ms, question.matched_chunks.get(source.name, 0))
         return best
+
+
+def _known_queue_ms(candidate: Candidate, since: Unseen) -> float:
+    load = candidate.load
+    slots = load.slots or PRIOR_SLOTS
+    beyond = load.active + since.sent - since.finished + 1 - slots
+    line_ms = beyond * (load.e2e_p50_ms or PRIOR_REQUEST_MS) / slots if beyond > 0 else 0.0
+    return load.queued_ms + since.sent_ms + line_ms
 
 
 class _Pull(NamedTuple):
