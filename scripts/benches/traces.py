@@ -10,8 +10,8 @@ import gzip
 import heapq
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 BLOCK_TOKENS = 512
@@ -113,6 +113,29 @@ def copies(arrivals: list[Arrival], count: float, *, seconds: float, seed: int =
         count -= 1
         number += 1
     return sorted(taken, key=lambda arrival: arrival.at)
+
+
+def talk_of(arrival: Arrival) -> int | None:
+    """The first block of its own: the same in all requests of one conversation. None: the prompt is too short."""
+    return next((block for block in arrival.blocks if block), None)
+
+
+def part(
+    arrivals: Iterable[Arrival], *, start: float, seconds: float, share: float, longest: int, seed: int = 1
+) -> list[Arrival]:
+    """Whole conversations, a share of them, of a while of the trace that begins at 0 then.
+
+    So the turns of a conversation keep their distance, which thinning out single requests would not. Prompts with
+    more than `longest` tokens are left out.
+    """
+    taken = []
+    for number, arrival in enumerate(arrivals):
+        if not start <= arrival.at < start + seconds or arrival.tokens > longest:
+            continue
+        talk = talk_of(arrival)
+        if random.Random(f"{seed}/{number if talk is None else talk}").random() < share:
+            taken.append(replace(arrival, at=arrival.at - start))
+    return taken
 
 
 def made_up(requests: int, *, rate: float, seed: int = 1) -> list[Arrival]:
