@@ -16,10 +16,10 @@ from benches.result import Result, say
 from benches.trace_replay import PATIENCE_S, Seen, forget, looked_up, replay
 from benches.trace_report import LEAST_LOADED, LOADS, OURS, Outcome, outcome, report, suffix_of, targets
 from benches.trace_routers import ROUTERS, NotStarted
-from benches.trace_scale import OTHER, SCALES, Scale, Shot, cut, shots
+from benches.trace_scale import NODES, OTHER, SCALES, Scale, Shot, cut, shots
 
 TARGETS = targets(tuple(SCALES))
-NODES, QUICK_NODES = 8, 3
+QUICK_NODES = 3
 QUICK_LOADS, QUICK_S, QUICK_PEERS = (80,), 8.0, ("sglang",)
 #: Requests that an engine computes at once, and that its node takes.
 PLACES = 256
@@ -82,8 +82,8 @@ def _plan(result: Result, name: str, options: argparse.Namespace) -> Plan | None
     else:
         raise SystemExit(f"trace: no file {name}")
     seconds = options.seconds or (QUICK_S if options.quick else None)
-    scale = scale if seconds is None else scale.shortened(seconds)
     nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
+    scale = (scale if seconds is None else scale.shortened(seconds)).before(nodes)
     part = cut(arrivals, scale)
     if not part:
         raise SystemExit(f"trace: nothing of {name} lies between {scale.start:g} and {scale.start + scale.seconds:g} s")

@@ -19,6 +19,10 @@ from benches.emulated_cluster import MODEL
 from benches.traces import BLOCK_TOKENS, Arrival
 
 
+#: Engines that the scales are made for.
+NODES = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Which part of a trace is replayed, and how small. Tokens and seconds are those of the trace."""
@@ -34,6 +38,10 @@ class Scale:
     longest: int
     #: Seconds that the arrivals are replayed in.
     real_s: float
+
+    def before(self, nodes: int) -> Scale:
+        """For so many engines: as many conversations for each."""
+        return replace(self, share=min(1.0, self.share * nodes / NODES))
 
     def shortened(self, real_s: float) -> Scale:
         """A shorter replay: less of the trace at the same pace."""
