@@ -18,7 +18,6 @@ from benches import traces
 from benches.emulated_cluster import MODEL
 from benches.traces import BLOCK_TOKENS, Arrival
 
-
 #: Engines that the scales are made for.
 NODES = 8
 
