@@ -13,7 +13,7 @@ from benches import trace_routers, trace_work, traces
 from benches.emulated_cluster import Engines, Sizes, emulated_engines, nodes_before
 from benches.proxy.procs import cpu_s, family
 from benches.result import Result, say
-from benches.trace_replay import PATIENCE_S, Seen, forget, looked_up, replay
+from benches.trace_replay import PATIENCE_S, forget, looked_up, replay
 from benches.trace_report import LEAST_LOADED, LOADS, OURS, Outcome, outcome, report, suffix_of, targets
 from benches.trace_routers import ROUTERS, NotStarted
 from benches.trace_scale import NODES, OTHER, SCALES, Scale, Shot, cut, shots
@@ -128,8 +128,8 @@ async def _load(result: Result, plan: Plan, load: int) -> None:
             found = outcomes[name]
             say(
                 f"    {name:18} ttft mean {found.ttft_mean:7.3f} p50 {found.ttft_p50:7.3f} p99 {found.ttft_p99:7.3f} s,"
-                f" hits {found.hit_ratio:.3f}, answered {found.answered:.3f}, cores {found.router_cores:.2f}"
-                f" + engines {found.engine_cores:.2f}, late {found.late_p99:.3f} s"
+                f" hits {found.hit_ratio:.3f}, failed {found.failed:.3f}, late {found.late:.3f}, cores {found.router_cores:.2f}"
+                f" + engines {found.engine_cores:.2f}, sent {found.late_p99:.3f} s late"
             )
     report(result, suffix, outcomes)
 
@@ -139,12 +139,13 @@ async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Sequence[Sho
         await forget(engines.urls)
         asked, found = await looked_up(engines.urls)
         began, routers, others = time.monotonic(), cpu_s(family(pids)), cpu_s(engines.pids)
-        seen: list[Seen] = await replay(urls, plan)
+        seen, end = await replay(urls, plan)
         took = time.monotonic() - began
         routers, others = cpu_s(family(pids)) - routers, cpu_s(engines.pids) - others
         asked_now, found_now = await looked_up(engines.urls)
     return outcome(
         seen,
+        end,
         hit_ratio=(found_now - found) / max(1.0, asked_now - asked),
         router_cores=routers / took,
         engine_cores=others / took,

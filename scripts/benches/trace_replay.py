@@ -13,7 +13,7 @@ import aiohttp
 from benches.trace_scale import Shot
 
 #: Seconds after the last arrival that unanswered requests are waited for.
-PATIENCE_S = 45.0
+PATIENCE_S = 30.0
 _END = b"data: [DONE]\n\n"
 #: Seconds for an engine to end what was aborted.
 IDLE_LIMIT_S = 10.0
@@ -28,17 +28,18 @@ class Seen:
     due: float
     sent: float = 0.0
     first: float = 0.0
+    ended: float = 0.0
     status: int = 0
     whole: bool = False
 
     @property
-    def ttft(self) -> float:
-        """From the moment it was due, so that a generator that is late is no excuse."""
-        return self.first - self.due
+    def failed(self) -> bool:
+        """An error came, or an answer that was not whole. Who was still waiting at the end has not failed."""
+        return self.ended > 0 and not self.whole
 
 
-async def replay(urls: Sequence[str], shots: Sequence[Shot]) -> list[Seen]:
-    """Send them to the entries in turn. Ends at the latest `PATIENCE_S` after the last one was due."""
+async def replay(urls: Sequence[str], shots: Sequence[Shot]) -> tuple[list[Seen], float]:
+    """Send them to the entries in turn. Ends at the latest `PATIENCE_S` after the last one was due: the time then."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         start = time.monotonic() + 0.5
@@ -49,10 +50,11 @@ async def replay(urls: Sequence[str], shots: Sequence[Shot]) -> list[Seen]:
             url = urls[number % len(urls)]
             tasks.append(asyncio.create_task(_send(session, url, shot, seen[number])))
         _, late = await asyncio.wait(tasks, timeout=PATIENCE_S)
+        end = time.monotonic()
         for task in late:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return seen
+    return seen, end
 
 
 async def _send(session: aiohttp.ClientSession, url: str, shot: Shot, seen: Seen) -> None:
@@ -68,6 +70,7 @@ async def _send(session: aiohttp.ClientSession, url: str, shot: Shot, seen: Seen
             seen.whole = answer.status == 200 and last == _END
     except (aiohttp.ClientError, OSError):
         seen.status = seen.status or -1
+    seen.ended = time.monotonic()
 
 
 async def forget(engines: Sequence[str]) -> None:

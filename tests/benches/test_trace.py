@@ -85,28 +85,31 @@ def test_twice_the_load_is_half_the_speed_and_the_oracles_hits_count() -> None:
     assert speeds == [2.0, 1.0]
 
 
-def test_an_outcome_counts_whole_answers_from_when_they_were_due() -> None:
-    seen = [Seen(due=1.0, sent=1.1, first=1.0 + wait, status=200, whole=True) for wait in (1.0, 2.0, 3.0)]
-    seen.append(Seen(due=1.0, sent=1.1, first=9.0, status=200))
-    found = outcome(seen, hit_ratio=0.5, router_cores=0.1, engine_cores=0.2)
-    assert (found.answered, found.ttft_mean, found.ttft_p50, found.ttft_p99) == (0.75, 2.0, 2.0, 3.0)
+def test_an_outcome_counts_from_when_requests_were_due_and_until_the_end_where_no_answer_came() -> None:
+    seen = [Seen(1.0, sent=1.1, first=1.0 + wait, ended=9.0, status=200, whole=True) for wait in (1.0, 2.0)]
+    seen.append(Seen(1.0, sent=1.1, first=9.5, status=200))  # its answer had begun
+    seen.append(Seen(1.0, sent=1.1, first=2.0, ended=3.0, status=200))  # broken off
+    seen.append(Seen(1.0, sent=1.1))  # nothing came
+    found = outcome(seen, 10.0, hit_ratio=0.5, router_cores=0.1, engine_cores=0.2)
+    assert (found.failed, found.late) == (0.2, 0.2)
+    assert (found.ttft_mean, found.ttft_p50, found.ttft_p99) == (5.125, 8.5, 9.0)
     assert found.late_p99 == pytest.approx(0.1)
-    nothing = outcome([Seen(1.0)], hit_ratio=0.0, router_cores=0.0, engine_cores=0.0)
-    assert nothing.answered == 0.0 and math.isinf(nothing.ttft_mean)
+    nothing = outcome([Seen(1.0, ended=2.0)], 3.0, hit_ratio=0.0, router_cores=0.0, engine_cores=0.0)
+    assert nothing.failed == 1.0 and math.isinf(nothing.ttft_mean)
 
 
-def _did(mean: float, p99: float, answered: float = 1.0) -> Outcome:
-    return Outcome(answered, mean, mean, p99, 0.25, 0.0, 0.1, 0.1)
+def _did(mean: float, p99: float, failed: float = 0.0) -> Outcome:
+    return Outcome(failed, 0.0, mean, mean, p99, 0.25, 0.0, 0.1, 0.1)
 
 
-def test_figures_compare_with_the_best_peer_that_answers() -> None:
+def test_figures_compare_with_the_best_peer_that_does_not_fail() -> None:
     result = Result("trace", trace.TARGETS)
     outcomes = {
         OURS: _did(1.0, 4.0),
         LEAST_LOADED: _did(2.0, 9.0),
         "sglang": _did(2.0, 5.0),
         "smg": _did(4.0, 4.0),
-        "broken": _did(0.1, 0.1, answered=0.5),
+        "broken": _did(0.1, 0.1, failed=0.5),
     }
     report(result, "conversation_80", outcomes)
     assert result.figures["ttft_mean_over_best_peer_conversation_80"] == 0.5
@@ -114,7 +117,7 @@ def test_figures_compare_with_the_best_peer_that_answers() -> None:
     assert result.figures["ttft_mean_over_least_loaded_conversation_80"] == 0.5
     assert result.figures["hit_ratio_conversation_80"] == 0.25
     assert result.short() == ["ttft_p99_over_best_peer_conversation_80"]
-    assert any("broken answered 50.0%" in note for note in result.notes)
+    assert any("broken failed 50.0%" in note for note in result.notes)
 
 
 def test_without_peers_nothing_is_compared_with_them() -> None:
