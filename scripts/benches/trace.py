@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, help=f"engines, and nodes of ours (default {NODES}; quick {QUICK_NODES})")
     parser.add_argument("--loads", help=f"percent of what the engines can take (default {','.join(map(str, LOADS))})")
     parser.add_argument("--seconds", type=float, help="of arrivals for each contestant and load (default 60; quick 8)")
+    parser.add_argument("--slower", type=float, default=1.0, help="times: for a machine that does other things as well")
     names = [OURS, LEAST_LOADED, *ROUTERS]
     parser.add_argument("--contestants", help=f"only these of {','.join(names)} (default: all that are installed)")
 
@@ -83,7 +84,8 @@ def _plan(result: Result, name: str, options: argparse.Namespace) -> Plan | None
         raise SystemExit(f"trace: no file {name}")
     seconds = options.seconds or (QUICK_S if options.quick else None)
     nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
-    scale = (scale if seconds is None else scale.shortened(seconds)).before(nodes)
+    scale = scale.slower(options.slower).before(nodes)
+    scale = scale if seconds is None else scale.shortened(seconds)
     part = cut(arrivals, scale)
     if not part:
         raise SystemExit(f"trace: nothing of {name} lies between {scale.start:g} and {scale.start + scale.seconds:g} s")
@@ -128,8 +130,8 @@ async def _load(result: Result, plan: Plan, load: int) -> None:
             found = outcomes[name]
             say(
                 f"    {name:18} ttft mean {found.ttft_mean:7.3f} p50 {found.ttft_p50:7.3f} p99 {found.ttft_p99:7.3f} s,"
-                f" hits {found.hit_ratio:.3f}, failed {found.failed:.3f}, late {found.late:.3f}, cores {found.router_cores:.2f}"
-                f" + engines {found.engine_cores:.2f}, sent {found.late_p99:.3f} s late"
+                f" hits {found.hit_ratio:.3f}, failed {found.failed:.3f}, late {found.late:.3f},"
+                f" cores {found.router_cores:.2f} + engines {found.engine_cores:.2f}, sent {found.late_p99:.3f} s late"
             )
     report(result, suffix, outcomes)
 

@@ -46,6 +46,10 @@ class Scale:
         """A shorter replay: less of the trace at the same pace."""
         return replace(self, seconds=self.seconds * real_s / self.real_s, real_s=real_s)
 
+    def slower(self, times: float) -> Scale:
+        """The same replay in so many times the time: for a machine that has other things to do."""
+        return replace(self, real_s=self.real_s * times)
+
 
 #: Traces by name. Caches are as small beside what passes through them as 1M tokens a node are beside the whole trace.
 SCALES = {
