@@ -156,6 +156,15 @@ class KvSide:
         """Prompt tokens that the engine found cached, its own and ours; None while it did not report them."""
         return self._cached.get(rid)
 
+    def answering(self, rid: str) -> None:
+        """The answer begins, so its prompt is computed: all that an engine without our connector lets us know.
+
+        The next turn of a conversation, or another request with the same beginning, may come before the answer is over.
+        """
+        flight = None if self._scheduler else self._flights.get(rid)
+        if flight is not None and flight.chunks:
+            self.digest.used(flight)
+
     def end(self, rid: str, *, whole: bool) -> None:
         """The answer is over. A connected engine still reports what it filled; any other is guessed at."""
         self._cached.pop(rid, None)
