@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from benches import trace, traces
+from benches import document, trace, traces
 from benches.result import Result
 from benches.trace_replay import Seen
 from benches.trace_report import LEAST_LOADED, OURS, Outcome, outcome, report, targets
@@ -129,6 +129,15 @@ def test_without_peers_nothing_is_compared_with_them() -> None:
 def test_each_trace_and_load_has_its_targets() -> None:
     assert len(targets(["a", "b"])) == 2 * 3 * 3
     assert targets(["a"])["ttft_p99_over_best_peer_a_95"] == ("<=", 0.8)
+
+
+def test_the_document_has_a_column_for_each_trace_and_load() -> None:
+    assert document.split("ttft_mean_over_best_peer_claude_code_95") == ("ttft_mean_over_best_peer", "claude_code_95")
+    result = Result("trace", trace.TARGETS)
+    for name in ("hit_ratio_conversation_80", "hit_ratio_claude_code_95", "hit_ratio_conversation_50"):
+        result.add(name, 0.5)
+    head = next(line for line in document.render(result, ["x"]).splitlines() if line.startswith("| figure"))
+    assert head == "| figure | claude_code_95 | conversation_50 | conversation_80 | target |"
 
 
 def _common(one: str, two: str) -> str:
