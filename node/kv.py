@@ -148,22 +148,21 @@ class KvSide:
         return self._scheduler
 
     def begin(self, rid: str, call: Call, plan: Plan) -> None:
-        """The engine is about to get this request."""
-        if call.parsed.prompt_bytes:
-            self._flights.add(rid, call.parsed, plan)
+        """The engine is about to get this request.
+
+        Without our connector its prompt is claimed from now on: the next turn of a conversation, or another request
+        with the same beginning, often comes before this answer, and behind it in the engine's queue finds it computed.
+        Nobody pulls from such a node, so that nobody looks for blocks that are not there yet.
+        """
+        if not call.parsed.prompt_bytes:
+            return
+        flight = self._flights.add(rid, call.parsed, plan)
+        if not self._scheduler and flight.chunks:
+            self.digest.used(flight)
 
     def cached(self, rid: str) -> int | None:
         """Prompt tokens that the engine found cached, its own and ours; None while it did not report them."""
         return self._cached.get(rid)
-
-    def answering(self, rid: str) -> None:
-        """The answer begins, so its prompt is computed: all that an engine without our connector lets us know.
-
-        The next turn of a conversation, or another request with the same beginning, may come before the answer is over.
-        """
-        flight = None if self._scheduler else self._flights.get(rid)
-        if flight is not None and flight.chunks:
-            self.digest.used(flight)
 
     def end(self, rid: str, *, whole: bool) -> None:
         """The answer is over. A connected engine still reports what it filled; any other is guessed at."""

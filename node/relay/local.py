@@ -115,10 +115,6 @@ class Kv(Protocol):
         """Prompt tokens that the engine found cached; None while it did not report them."""
         ...
 
-    def answering(self, rid: str) -> None:
-        """The first bytes of its answer are here, and they are no error."""
-        ...
-
     def end(self, rid: str, *, whole: bool) -> None:
         """The request is over."""
         ...
@@ -199,8 +195,6 @@ class LocalRunner:
         if cached is not None:
             headers.append((CACHED_HEADER, str(cached)))
         work.answered = upstream.status < 400
-        if work.answered:
-            self._kv.answering(work.rid)
         work.streaming = call.parsed.stream
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 
