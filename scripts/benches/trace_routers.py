@@ -50,21 +50,26 @@ class Router:
         return [*command, "--prometheus-port", str(metrics_port), "--max-concurrent-requests", "4096", *self.flags]
 
 
-_SGLANG = ("python", "-m", "sglang_router.launch_router")
 #: Affinity gives way to the shortest queue from a difference of so many requests on: the default of 64 is for many
-#: more requests at once than an engine here has, and would never be reached.
-_BALANCE = ("--balance-abs-threshold", "4", "--balance-rel-threshold", "1.5")
+#: more requests at once than an engine has here, and is never reached.
+_BALANCED = ("--balance-abs-threshold", "4", "--balance-rel-threshold", "1.5")
 
-#: By the name that figures use. Names that begin alike are settings of one router.
+
+def _cache_aware(peer: str, launch: Sequence[str], level: str, *more: str) -> Router:
+    return Router(peer, launch, ("--policy", "cache_aware", "--log-level", level, *more))
+
+
+_SGLANG = ("python", "-m", "sglang_router.launch_router")
+_SMG = ("smg", "launch")
+#: By the name that figures use: with its defaults, and with affinity that gives way sooner.
 ROUTERS = {
-    "sglang": Router("sglang", _SGLANG, ("--policy", "cache_aware", "--log-level", "warn", *_BALANCE)),
-    "sglang_default": Router("sglang", _SGLANG, ("--policy", "cache_aware", "--log-level", "warn")),
-    "smg": Router("smg", ("smg", "launch"), ("--policy", "cache_aware", "--log-level", "warn", *_BALANCE)),
-    "smg_default": Router("smg", ("smg", "launch"), ("--policy", "cache_aware", "--log-level", "warn")),
-    "smg_least_load": Router("smg", ("smg", "launch"), ("--policy", "least_load", "--log-level", "warn")),
-    "vllm_router": Router(
-        "vllm-router", ("vllm-router",), ("--policy", "cache_aware", "--log-level", "warning", *_BALANCE)
-    ),
+    "sglang": _cache_aware("sglang", _SGLANG, "warn"),
+    "smg": _cache_aware("smg", _SMG, "warn"),
+    "vllm_router": _cache_aware("vllm-router", ("vllm-router",), "warning"),
+    "sglang_balanced": _cache_aware("sglang", _SGLANG, "warn", *_BALANCED),
+    "smg_balanced": _cache_aware("smg", _SMG, "warn", *_BALANCED),
+    "vllm_router_balanced": _cache_aware("vllm-router", ("vllm-router",), "warning", *_BALANCED),
+    "smg_least_load": Router("smg", _SMG, ("--policy", "least_load", "--log-level", "warn")),
 }
 
 
