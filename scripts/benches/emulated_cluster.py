@@ -15,7 +15,7 @@ import aiohttp
 from localcluster import GRAPEVINE, LocalCluster, free_ports
 
 #: Seconds for all nodes to see each other ready, and for a process to end.
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 150.0
 STOP_LIMIT_S = 10.0
 POLL_S = 0.1
 MODEL = "demo"

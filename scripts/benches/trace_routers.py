@@ -21,7 +21,7 @@ from localcluster import free_ports
 from benches.emulated_cluster import MODEL, POLL_S
 from benches.peers import PEERS
 
-READY_LIMIT_S = 40.0
+READY_LIMIT_S = 90.0
 STOP_LIMIT_S = 10.0
 ASK_LIMIT_S = 5.0
 
