@@ -4,7 +4,7 @@ Rules
 1. Every report of the engine feeds the load meter and the prefix digest; a report about a request that is not
    known here changes nothing.
 2. The digest says what can be had here. It grows with blocks that the engine filled, and shrinks when the pool
-   evicts one. Without a connector in the engine it is a guess, from the prompts that were served.
+   evicts one. Without a connector in the engine it is a guess, from the prompts that it was given.
 3. A pull ends within its deadline, which is never longer than computing the same tokens would take; its result
    only changes how fast the answer comes.
 4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock

@@ -76,7 +76,7 @@ def _plan(result: Result, name: str, options: argparse.Namespace) -> Plan | None
     path = traces.find(name)
     scale = SCALES.get(name, OTHER)
     if path is not None:
-        arrivals = traces.load(path)
+        arrivals = traces.load(path, until=scale.start + scale.seconds)
     elif options.trace in (None, *SCALES):
         result.note(f"no trace {name} here: left out; --trace takes a file")
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import heapq
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -47,11 +48,11 @@ def find(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def load(path: Path, *, seed: int = 1) -> list[Arrival]:
-    """All arrivals, in order of time."""
+def load(path: Path, *, seed: int = 1, until: float = math.inf) -> list[Arrival]:
+    """All arrivals, in order of time; at least those before `until`, where reading more takes long."""
     if path.suffix == ".gz":
         with gzip.open(path, "rt") as lines:
-            return list(_sessions(map(json.loads, lines), random.Random(seed)))
+            return list(_sessions(map(json.loads, lines), random.Random(seed), until))
     with path.open() as lines:
         return _spread([json.loads(line) for line in lines])
 
@@ -74,11 +75,13 @@ def _spread(rows: list[dict[str, object]]) -> list[Arrival]:
     return arrivals
 
 
-def _sessions(rows: Iterator[dict[str, object]], rng: random.Random) -> list[Arrival]:
+def _sessions(rows: Iterator[dict[str, object]], rng: random.Random, until: float) -> list[Arrival]:
     """Sessions of an agent: starts are drawn, pauses are cut, eight blocks of 64 tokens become one of 512."""
     arrivals, start = [], 0.0
     for number, row in enumerate(rows):
         start += rng.expovariate(1 / SESSION_GAP_S)
+        if start >= until:
+            break
         at, before = start, None
         requests = row["requests"]
         assert isinstance(requests, list)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benches import document, trace, traces
@@ -35,6 +37,18 @@ def test_a_part_of_a_trace_keeps_whole_conversations_and_begins_at_0() -> None:
         half = traces.part(turns, start=0, seconds=99, share=0.5, longest=10**6, seed=seed)
         talks = [traces.talk_of(one) for one in half]
         assert all(talks.count(talk) == 2 for talk in talks)
+
+
+def test_sessions_that_begin_too_late_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "sessions.jsonl.gz"
+    session = {
+        "requests": [{"t": 0.0, "in": 600, "out": 5, "runs": [[1, 9]]}, {"t": 9.0, "in": 600, "out": 5, "runs": []}]
+    }
+    with gzip.open(file, "wt") as lines:
+        lines.writelines(json.dumps(session) + "\n" for _ in range(40))
+    whole, some = traces.load(file), traces.load(file, until=300)
+    assert 2 * 3 < len(some) < len(whole) == 80
+    assert [one for one in some if one.at < 300] == [one for one in whole if one.at < 300]
 
 
 def test_equal_blocks_are_equal_text_and_nothing_else_is() -> None:
