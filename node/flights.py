@@ -40,11 +40,11 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def add(self, rid: str, parsed: ParsedRequest, plan: Plan) -> None:
-        """Remember a request that goes to the engine."""
+    def add(self, rid: str, parsed: ParsedRequest, plan: Plan) -> Flight:
+        """Remember a request that goes to the engine, and return it."""
         while len(self._flights) >= self._limit:
             self._flights.popitem(last=False)
-        self._flights[rid] = Flight(
+        flight = self._flights[rid] = Flight(
             chunks=parsed.chunks,
             prompt_bytes=parsed.prompt_bytes,
             text_tokens=max(1, parsed.text_tokens),
@@ -52,6 +52,7 @@ class Flights:
             model=plan.model,
             predicted=plan.matched_tokens,
         )
+        return flight
 
     def get(self, rid: str) -> Flight | None:
         """Return a request, None when it is not known."""

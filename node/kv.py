@@ -4,7 +4,7 @@ Rules
 1. Every report of the engine feeds the load meter and the prefix digest; a report about a request that is not
    known here changes nothing.
 2. The digest says what can be had here. It grows with blocks that the engine filled, and shrinks when the pool
-   evicts one. Without a connector in the engine it is a guess, from the prompts that were served.
+   evicts one. Without a connector in the engine it is a guess, from the prompts that it was given.
 3. A pull ends within its deadline, which is never longer than computing the same tokens would take; its result
    only changes how fast the answer comes.
 4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock
@@ -161,9 +161,17 @@ class KvSide:
         return self._scheduler
 
     def begin(self, rid: str, call: Call, plan: Plan) -> None:
-        """The engine is about to get this request."""
-        if call.parsed.prompt_bytes:
-            self._flights.add(rid, call.parsed, plan)
+        """The engine is about to get this request.
+
+        Without our connector its prompt is claimed from now on: the next turn of a conversation, or another request
+        with the same beginning, often comes before this answer, and behind it in the engine's queue finds it computed.
+        Nobody pulls from such a node, so that nobody looks for blocks that are not there yet.
+        """
+        if not call.parsed.prompt_bytes:
+            return
+        flight = self._flights.add(rid, call.parsed, plan)
+        if not self._scheduler and flight.chunks:
+            self.digest.used(flight)
 
     def cached(self, rid: str) -> int | None:
         """Prompt tokens that the engine found cached, its own and ours; None while it did not report them."""

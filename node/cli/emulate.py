@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from node.emulator import profile
-from node.emulator.config import PRESETS, EngineConfig, adjusted, preset
+from node.emulator.config import PRESETS, EngineConfig, adjusted, coarser, preset
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.errors import LocalError
 
@@ -33,6 +33,13 @@ from node.errors import LocalError
 @click.option("--max-num-batched-tokens", "step_tokens", type=click.IntRange(1), help="Tokens computed in a step.")
 @click.option("--block-size", type=click.IntRange(1), help="Tokens in a KV block.")
 @click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that the KV cache holds.")
+@click.option(
+    "--coarse",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="One token stands for so many of the preset's, and of the limits given here: long traces, small machine.",
+)
 @click.option("--link-socket", type=click.Path(path_type=Path), help="Engine link of a node: RUN_DIR/NAME.link.")
 @click.option(
     "--kv-block-bytes", type=click.IntRange(32), default=4096, show_default=True, help="Size of a block in the pool."
@@ -47,6 +54,7 @@ def emulate(
     port: int,
     uds: Path | None,
     speedup: float,
+    coarse: int,
     link_socket: Path | None,
     kv_block_bytes: int,
     journal: Path | None,
@@ -57,7 +65,8 @@ def emulate(
     Answers are made-up words, a function of the prompt. Put it behind a node with `grapevine start --engine-url`.
     """
     try:
-        config = adjusted(profile.read(profile_file) if profile_file is not None else preset(name), **changed)
+        base = profile.read(profile_file) if profile_file is not None else preset(name)
+        config = coarser(adjusted(base, **changed), coarse)
         options = ServeOptions(
             models=models or (config.name,),
             host=host,

@@ -22,6 +22,7 @@ _COSTS = {
     "prefill_ms": "prefill",
     "decode_ms": "decode",
     "barrier_ms": "barrier",
+    "burden_ms": "burden",
     "matched_tokens": "cached",
     "source": "source",
 }

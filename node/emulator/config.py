@@ -129,6 +129,35 @@ GPU_8B = EngineConfig(
 PRESETS: dict[str, EngineConfig] = {config.name: config for config in (SMOLLM2_CPU, GPU_8B)}
 
 
+def coarser(config: EngineConfig, tokens: int) -> EngineConfig:
+    """The same engine where one token stands for `tokens` of its own: for long traces on a small machine.
+
+    Limits shrink, times grow, so that a prompt with so many tokens less takes as long as before; what is once a step is
+    paid once for all the tokens that a decoding sequence makes in it. Raises `LocalError`.
+    """
+    one = config.timing
+    timing = replace(
+        one,
+        step_s=one.step_s * tokens,
+        prefill_s=one.prefill_s * tokens,
+        attention_s=one.attention_s * tokens * tokens,
+        decode_s=one.decode_s * tokens,
+        context_s=one.context_s * tokens * tokens,
+        accept_token_s=one.accept_token_s * tokens,
+        load_block_s=one.load_block_s * tokens,
+    )
+    step_tokens = config.step_tokens // tokens
+    return replace(
+        config,
+        timing=timing,
+        kv_tokens=config.kv_tokens // tokens,
+        step_tokens=step_tokens,
+        max_num_seqs=min(config.max_num_seqs, step_tokens),
+        max_model_len=config.max_model_len // tokens,
+        kv_token_bytes=config.kv_token_bytes * tokens,
+    )
+
+
 def preset(name: str, **changed: object) -> EngineConfig:
     """A preset, with fields replaced. Raises `LocalError`."""
     config = PRESETS.get(name)

@@ -30,6 +30,8 @@ class CandidateCost(NamedTuple):
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     barrier_ms: float = 0.0
+    #: What the others lose when a prefix is computed again here which somebody holds.
+    burden_ms: float = 0.0
     #: Tokens of the prompt that the candidate holds itself, and tokens that would be pulled from `source`.
     matched_tokens: int = 0
     pulled_tokens: int = 0
@@ -50,6 +52,7 @@ class CandidateCost(NamedTuple):
             "prefill_ms": round(self.prefill_ms, 3),
             "decode_ms": round(self.decode_ms, 3),
             "barrier_ms": round(self.barrier_ms, 3),
+            "burden_ms": round(self.burden_ms, 3),
             "matched_tokens": self.matched_tokens,
             "matched_chunks": self.matched_chunks,
             "pulled_tokens": self.pulled_tokens,

@@ -1,15 +1,21 @@
 """Cost: the candidate that should be done first, everything in milliseconds.
 
-    total   = hop + queue + pull + prefill + decode + barrier
+    total   = hop + queue + pull + prefill + decode + barrier + burden
     hop     = round trip to the candidate
     queue   = max(prompts queued there, requests beyond its slots * request time / slots)
     pull    = fetching the prefix that a source has and the candidate lacks, where that pays (`node.policy.pull`)
     prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
     barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it
+    burden  = BURDEN_SHARE * (prefill - what it would be with the longest prefix that anybody holds)
 
 Times of a candidate are its own, mixed with those typical for the model: where they rest on n recent requests, they
 count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and whom nobody used is tried again.
+
+The burden is what others pay: those who come later wait for work that need not have been done, and the copy it makes
+drives somebody's prefix out of the cache, to be computed again. Without it every full moment scatters conversations,
+which makes more work and fuller moments: on long prompts a cluster at 80 % of what it could do never recovers.
+At load r a second of work makes those behind it wait r / (1 - r) seconds in all: 4 at 80 %.
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
@@ -78,6 +84,8 @@ class CostConfig:
     #: Gaps by which each active request delays ours.
     active_share: float = 2.0
     barrier_ms: float = 150.0
+    #: Times that work which a holder would spare counts beyond its own duration.
+    burden_share: float = 4.0
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
 
@@ -97,8 +105,9 @@ class Cost:
         contenders = self._contenders(question, rng)
         show_all = question.every or len(everyone) <= self.config.show
         holders = self._holders(question)
+        most = max(question.matched_tokens.values(), default=0)
         costs = {
-            candidate.name: self._cost(candidate, question, holders, now)
+            candidate.name: self._cost(candidate, question, holders, most, now)
             for candidate in (everyone if show_all else contenders)
         }
         chosen = self._pick([costs[candidate.name] for candidate in contenders], contenders, rng)
@@ -114,7 +123,8 @@ class Cost:
 
     def cost_of(self, candidate: Candidate, question: Question, now: float) -> CandidateCost:
         """The terms of one candidate."""
-        return self._cost(candidate, question, self._holders(question), now)
+        most = max(question.matched_tokens.values(), default=0)
+        return self._cost(candidate, question, self._holders(question), most, now)
 
     def _patience_ms(self, chosen: CandidateCost, ranked: tuple[CandidateCost, ...]) -> float:
         """Until when nobody else is better: its queue as it is known, and what the next one costs more."""
@@ -182,7 +192,9 @@ class Cost:
         holders.sort(key=lambda source: -matched[source.name])
         return holders[: self.config.sources + 1]
 
-    def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
+    def _cost(
+        self, candidate: Candidate, question: Question, holders: list[Candidate], most: int, now: float
+    ) -> CandidateCost:
         load, typical, config = candidate.load, question.typical, self.config
         prefill, gap_ms, request_ms = times_of(load, typical, config.few_samples)
         name = candidate.name
@@ -210,15 +222,20 @@ class Cost:
         need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
         use = min(config.barrier_top, load.kv_use + need)
         barrier_ms = config.barrier_ms * use / (1 - use)
+        burden_ms = 0.0
+        if most > cached:
+            spared_ms = prefill_ms - prefill.ms(most, question.prompt_tokens - most)
+            burden_ms = config.burden_share * spared_ms if spared_ms > 0 else 0.0
         return CandidateCost(
             name,
-            hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms,
+            hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,
             hop_ms,
             queue_ms,
             pull.ms,
             prefill_ms,
             decode_ms,
             barrier_ms,
+            burden_ms,
             held,
             pull.tokens,
             question.matched_chunks.get(name, 0),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benches.result import Result, Target, meets
+from benches.trace_scale import SCALES
 
 DOCUMENT = Path("docs/benchmarks.md")
 _TITLE = """# Benchmarks
@@ -60,14 +61,23 @@ def _table(result: Result) -> list[str]:
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split `row_age_p50_s_n100` into the figure and its size (`n100`, or `64k`, `1m` of bytes), empty without one."""
+    """Split `row_age_p50_s_n100` into the figure and its size, empty without one.
+
+    A size is `n100` nodes, `64k` or `1m` bytes, or a trace at a load: `conversation_50`.
+    """
+    replayed = re.fullmatch(rf"(.+)_((?:{'|'.join(SCALES)})_\d+)", name)
+    if replayed is not None:
+        return replayed[1], replayed[2]
     stem, _, last = name.rpartition("_")
     return (stem, last) if re.fullmatch(r"n\d+|\d+[km]", last) else (name, "")
 
 
-def _magnitude(size: str) -> tuple[int, int]:
+def _magnitude(size: str) -> tuple[str, int, int]:
     """Order of the columns."""
-    return ("km".find(size[-1:]) if size else -1, int(size.strip("nkm") or 0))
+    trace, _, load = size.rpartition("_")
+    if trace:
+        return (trace, 0, int(load))
+    return ("", "km".find(size[-1:]) if size else -1, int(size.strip("nkm") or 0))
 
 
 def _joined(name: str, size: str) -> str:

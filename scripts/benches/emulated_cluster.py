@@ -15,8 +15,9 @@ import aiohttp
 from localcluster import GRAPEVINE, LocalCluster, free_ports
 
 #: Seconds for all nodes to see each other ready, and for a process to end.
-READY_LIMIT_S = 60.0
+READY_LIMIT_S = 150.0
 STOP_LIMIT_S = 10.0
+POLL_S = 0.1
 MODEL = "demo"
 
 
@@ -30,29 +31,69 @@ class Sizes:
     #: Virtual seconds per second of the engines.
     speedup: float
     node_args: Sequence[str] = ()
+    engine_args: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """Emulated engines that run: base URLs and process ids."""
+
+    urls: list[str]
+    pids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Nodes that run and see each other ready: base URLs and process ids."""
+
+    urls: list[str]
+    pids: list[int]
 
 
 @asynccontextmanager
 async def emulated_cluster(sizes: Sizes) -> AsyncIterator[list[str]]:
-    """Start it; gives the base URL of each node. Everything ends with the block."""
-    names = [f"n{index + 1}" for index in range(sizes.nodes)]
+    """Start engines and nodes; gives the base URL of each node. Everything ends with the block."""
+    async with emulated_engines(sizes) as engines, nodes_before(engines, sizes) as nodes:
+        yield nodes.urls
+
+
+@asynccontextmanager
+async def emulated_engines(sizes: Sizes) -> AsyncIterator[Engines]:
+    """Start the engines alone, and wait until they answer."""
     with TemporaryDirectory(prefix="gvb") as folder:
-        ports = free_ports(2 * sizes.nodes)
-        cluster = LocalCluster(Path(folder), names, ports=ports[: sizes.nodes], env=_environment(folder))
-        engines = [await _engine(port, sizes, Path(folder)) for port in ports[sizes.nodes :]]
+        ports = free_ports(sizes.nodes)
+        started: list[asyncio.subprocess.Process] = []
         try:
-            for node, port in zip(cluster.nodes.values(), ports[sizes.nodes :], strict=True):
-                node.args = (
-                    "--engine-url", f"http://127.0.0.1:{port}", "--no-mdns", "--no-kv",
-                    "--max-running", str(sizes.places), "--log-level", "warning", *sizes.node_args,
-                )  # fmt: skip
+            for port in ports:
+                engine = await _engine(port, sizes, Path(folder))
+                started.append(engine)
+            urls = [f"http://127.0.0.1:{port}" for port in ports]
+            async with aiohttp.ClientSession() as session, asyncio.timeout(READY_LIMIT_S):
+                await asyncio.gather(*(_answers(session, url) for url in urls))
+            yield Engines(urls, [process.pid for process in started])
+        finally:
+            await asyncio.gather(*(_end(engine) for engine in started))
+
+
+@asynccontextmanager
+async def nodes_before(engines: Engines, sizes: Sizes) -> AsyncIterator[Nodes]:
+    """A node before each engine."""
+    with TemporaryDirectory(prefix="gvb") as folder:
+        names = [f"n{index + 1}" for index in range(len(engines.urls))]
+        cluster = LocalCluster(Path(folder), names, ports=free_ports(len(names)), env=_environment(folder))
+        for node, url in zip(cluster.nodes.values(), engines.urls, strict=True):
+            node.args = (
+                "--engine-url", url, "--no-mdns", "--no-kv",
+                "--max-running", str(sizes.places), "--log-level", "warning", *sizes.node_args,
+            )  # fmt: skip
+        try:
             await cluster.start_all()
             async with aiohttp.ClientSession() as session:
                 await cluster.wait_ready(session, limit_s=READY_LIMIT_S)
-            yield [node.url for node in cluster.nodes.values()]
+            nodes = cluster.nodes.values()
+            yield Nodes([node.url for node in nodes], [node.process.pid for node in nodes if node.process is not None])
         finally:
             await cluster.stop_all()
-            await asyncio.gather(*(_end(engine) for engine in engines))
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -63,7 +104,7 @@ def _environment(folder: str) -> dict[str, str]:
 async def _engine(port: int, sizes: Sizes, folder: Path) -> asyncio.subprocess.Process:
     command = [
         "emulate", "--preset", "8b-gpu", "--served-model-name", MODEL, "--port", str(port),
-        "--speedup", str(sizes.speedup), "--max-num-seqs", str(sizes.places),
+        "--speedup", f"{sizes.speedup:.6g}", "--max-num-seqs", str(sizes.places), *sizes.engine_args,
     ]  # fmt: skip
     with (folder / f"engine-{port}.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
@@ -75,6 +116,17 @@ async def _engine(port: int, sizes: Sizes, folder: Path) -> asyncio.subprocess.P
             stderr=log,
             env={**os.environ, **_environment(str(folder))},
         )
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> None:
+    while True:
+        try:
+            async with session.get(f"{url}/health") as answer:
+                if answer.status == 200:
+                    return
+        except aiohttp.ClientError:
+            pass
+        await asyncio.sleep(POLL_S)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import gzip
 import heapq
 import json
+import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 BLOCK_TOKENS = 512
@@ -47,11 +48,11 @@ def find(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def load(path: Path, *, seed: int = 1) -> list[Arrival]:
-    """All arrivals, in order of time."""
+def load(path: Path, *, seed: int = 1, until: float = math.inf) -> list[Arrival]:
+    """All arrivals, in order of time; at least those before `until`, where reading more takes long."""
     if path.suffix == ".gz":
         with gzip.open(path, "rt") as lines:
-            return list(_sessions(map(json.loads, lines), random.Random(seed)))
+            return list(_sessions(map(json.loads, lines), random.Random(seed), until))
     with path.open() as lines:
         return _spread([json.loads(line) for line in lines])
 
@@ -74,11 +75,13 @@ def _spread(rows: list[dict[str, object]]) -> list[Arrival]:
     return arrivals
 
 
-def _sessions(rows: Iterator[dict[str, object]], rng: random.Random) -> list[Arrival]:
+def _sessions(rows: Iterator[dict[str, object]], rng: random.Random, until: float) -> list[Arrival]:
     """Sessions of an agent: starts are drawn, pauses are cut, eight blocks of 64 tokens become one of 512."""
     arrivals, start = [], 0.0
     for number, row in enumerate(rows):
         start += rng.expovariate(1 / SESSION_GAP_S)
+        if start >= until:
+            break
         at, before = start, None
         requests = row["requests"]
         assert isinstance(requests, list)
@@ -113,6 +116,29 @@ def copies(arrivals: list[Arrival], count: float, *, seconds: float, seed: int =
         count -= 1
         number += 1
     return sorted(taken, key=lambda arrival: arrival.at)
+
+
+def talk_of(arrival: Arrival) -> int | None:
+    """The first block of its own: the same in all requests of one conversation. None: the prompt is too short."""
+    return next((block for block in arrival.blocks if block), None)
+
+
+def part(
+    arrivals: Iterable[Arrival], *, start: float, seconds: float, share: float, longest: int, seed: int = 1
+) -> list[Arrival]:
+    """Whole conversations, a share of them, of a while of the trace that begins at 0 then.
+
+    So the turns of a conversation keep their distance, which thinning out single requests would not. Prompts with
+    more than `longest` tokens are left out.
+    """
+    taken = []
+    for number, arrival in enumerate(arrivals):
+        if not start <= arrival.at < start + seconds or arrival.tokens > longest:
+            continue
+        talk = talk_of(arrival)
+        if random.Random(f"{seed}/{number if talk is None else talk}").random() < share:
+            taken.append(replace(arrival, at=arrival.at - start))
+    return taken
 
 
 def made_up(requests: int, *, rate: float, seed: int = 1) -> list[Arrival]:

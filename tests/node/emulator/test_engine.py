@@ -21,7 +21,7 @@ from node.emulator import (
     Timing,
     Tokens,
 )
-from node.emulator.config import PRESETS, preset
+from node.emulator.config import PRESETS, coarser, preset
 from node.errors import LocalError
 
 T = TypeVar("T")
@@ -267,3 +267,13 @@ def test_presets_are_valid_and_a_wrong_config_says_why() -> None:
         preset("8b-gpu", kv_tokens=1000)
     with pytest.raises(LocalError, match="step_s"):
         Timing(step_s=0, prefill_s=1)
+
+
+def test_a_coarser_engine_takes_as_long_for_a_prompt_and_holds_as_much() -> None:
+    fine = preset("8b-gpu")
+    coarse = coarser(fine, 8)
+    assert coarse.timing.prefill(0, 1000) == pytest.approx(fine.timing.prefill(0, 8000))
+    assert coarse.timing.prefill(500, 1000) == pytest.approx(fine.timing.prefill(4000, 8000))
+    assert coarse.timing.decode(3, 1000) == pytest.approx(8 * fine.timing.decode(3, 8000))
+    assert (coarse.kv_tokens, coarse.max_model_len, coarse.step_tokens) == (1 << 17, 1 << 14, 1024)
+    assert coarser(fine, 64).max_num_seqs <= coarser(fine, 64).step_tokens

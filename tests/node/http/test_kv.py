@@ -15,7 +15,7 @@ from kvmigrate.pool import BlockPool
 from node.kv import WARM_STEP_S
 from tests.node.fakes import connector as kv
 from tests.node.fakes import engine as fake
-from tests.node.fakes.client import RawAnswer, ask
+from tests.node.fakes.client import RawAnswer, ask, connect
 from tests.node.fakes.cluster import Cluster, Member, cluster
 from tests.node.fakes.connector import FakeConnector
 from tests.node.http.bodies import CHAT, chat
@@ -85,6 +85,18 @@ async def test_what_only_a_lost_engine_held_is_withdrawn_with_a_pool_too(pair: P
     assert a.node.registry.describe("a").digest_size > 0
     a.supervisor.down()
     assert a.node.registry.describe("a").digest_size == 0
+
+
+async def test_without_a_connector_a_prompt_is_claimed_as_soon_as_the_engine_has_it(pair: Pair) -> None:
+    a, gate = await pair.nodes.add("a", kv=True, kv_pool_gib=0.01), fake.Gate()
+    a.fake.script = fake.gated(gate, [fake.sse("one"), fake.DONE])
+    async with connect("127.0.0.1", a.port) as client:
+        await client.send("POST", CHAT, (), LONG.replace(b"{", b'{"stream":true,', 1))
+        await a.fake.until(lambda: bool(a.fake.received))
+        assert a.node.registry.describe("a").digest_size > 0
+        gate.open(2)
+        await client.head()
+        assert (await client.chunk()).startswith(fake.sse("one"))
 
 
 async def test_what_the_pool_holds_survives_its_engine(pair: Pair) -> None:

@@ -159,6 +159,14 @@ def test_a_gap_is_taken_from_the_decode_rate_or_from_what_is_typical() -> None:
     assert terms(Cost(), node("b"), typical=usual).prefill_ms == pytest.approx(10_000.0)
 
 
+def test_computing_again_what_somebody_holds_costs_the_others_four_times_as_much() -> None:
+    # 1000 tokens at 500 a second: the holder of 800 spares 1600 ms, who has 200 himself would spare 1200 of them
+    asked = {"matched_tokens": {"a": 800, "c": 200}}
+    found = {name: terms(Cost(), node(name, prefill_tps=500.0), **asked) for name in ("a", "b", "c")}
+    assert [found[name].burden_ms for name in ("a", "b", "c")] == [0.0, 4 * 1600.0, 4 * 1200.0]
+    assert terms(Cost(), node("b", prefill_tps=500.0)).burden_ms == 0.0
+
+
 def test_the_barrier_grows_near_a_full_cache() -> None:
     assert terms(Cost(), node("b", kv_use=0.5)).barrier_ms == pytest.approx(150.0)
     assert terms(Cost(), node("b", kv_use=0.9)).barrier_ms == pytest.approx(1350.0)
@@ -263,7 +271,8 @@ def test_a_forced_source_is_used_whether_it_pays_or_not() -> None:
 
 def test_the_holder_wins_only_inside_its_cost() -> None:
     policy = Cost()
-    for queued, wins in ((0, "b"), (700, "b"), (900, "a")):
+    # Computing 800 tokens again takes as long as a queue of 800, and the others pay four times that.
+    for queued, wins in ((0, "b"), (3900, "b"), (4100, "a")):
         holder = node("b", prefill_tps=500.0, queued_tokens=queued)
         other = node("a", prefill_tps=500.0)
         choice = choose(policy, question(holder, other, matched_tokens={"b": 800}, matched_chunks={"b": 6}))
@@ -305,7 +314,7 @@ def test_costs_are_listed_cheapest_first_and_can_be_written_as_json() -> None:
     choice = choose(Cost(), question(node("b", queued_tokens=100), node("c")))
     assert [cost.name for cost in choice.costs] == ["c", "b"]
     shown = choice.costs[0].as_dict()
-    parts = ("hop_ms", "queue_ms", "pull_ms", "prefill_ms", "decode_ms", "barrier_ms")
+    parts = ("hop_ms", "queue_ms", "pull_ms", "prefill_ms", "decode_ms", "barrier_ms", "burden_ms")
     assert sum(float(str(shown[part])) for part in parts) == pytest.approx(float(str(shown["total_ms"])), abs=0.01)
 
 

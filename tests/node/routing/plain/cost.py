@@ -118,15 +118,19 @@ class PlainCost:
         prefill_ms = prefill.ms(cached, max(0, question.prompt_tokens - cached))
         decode_ms = gap_ms * (self.config.decode_share * question.output_tokens + self.config.active_share * active)
         barrier_ms = self._barrier(candidate, question)
+        best = max([cached, *question.matched_tokens.values()])
+        spared_ms = prefill_ms - prefill.ms(best, max(0, question.prompt_tokens - best))
+        burden_ms = self.config.burden_share * max(0.0, spared_ms) if best > cached else 0.0
         return CandidateCost(
             name=candidate.name,
-            total_ms=hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms,
+            total_ms=hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,
             hop_ms=hop_ms,
             queue_ms=queue_ms,
             pull_ms=pull.ms,
             prefill_ms=prefill_ms,
             decode_ms=decode_ms,
             barrier_ms=barrier_ms,
+            burden_ms=burden_ms,
             matched_tokens=held,
             pulled_tokens=pull.tokens,
             matched_chunks=question.matched_chunks.get(candidate.name, 0),

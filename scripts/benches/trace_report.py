@@ -1,0 +1,101 @@
+"""Figures of the trace bench out of what was seen. Names end in trace and load in percent: `_conversation_50`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benches.result import Result, Target
+from benches.trace_replay import Seen
+
+#: Contestants that are not peers: ourselves, and our nodes with a policy that knows nothing of prefixes.
+OURS, LEAST_LOADED = "grapevine", "least_loaded"
+LOADS = (50, 80, 95)
+#: Who fails more of the requests is no peer to be compared with.
+FAILED = 0.01
+
+
+def targets(traces: Sequence[str], loads: Sequence[int] = LOADS) -> dict[str, Target]:
+    """What is aimed at, for each trace and load."""
+    found: dict[str, Target] = {}
+    for suffix in (suffix_of(trace, load) for trace in traces for load in loads):
+        found[f"ttft_mean_over_best_peer_{suffix}"] = ("<=", 0.8)
+        found[f"ttft_p99_over_best_peer_{suffix}"] = ("<=", 0.8)
+        found[f"ttft_mean_over_least_loaded_{suffix}"] = ("<=", 1.0)
+    return found
+
+
+def suffix_of(trace: str, load: int) -> str:
+    """The end of a figure's name."""
+    return f"{trace}_{load}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one contestant did. Seconds; shares of 1; CPU in cores."""
+
+    failed: float
+    #: Still without an answer at the end: their waits until then count, so that they look shorter than they are.
+    late: float
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p99: float
+    hit_ratio: float
+    #: How late the generator sent, 99th percentile.
+    late_p99: float
+    router_cores: float
+    engine_cores: float
+
+
+def outcome(seen: Sequence[Seen], end: float, *, hit_ratio: float, router_cores: float, engine_cores: float) -> Outcome:
+    """Sum up a replay that ended at `end`. Times count from when a request was due: a late generator is no excuse."""
+    waits = sorted((one.first or end) - one.due for one in seen if not one.failed)
+    return Outcome(
+        failed=sum(one.failed for one in seen) / len(seen),
+        late=sum(not one.first and not one.failed for one in seen) / len(seen),
+        ttft_mean=sum(waits) / len(waits) if waits else math.inf,
+        ttft_p50=quantile(waits, 0.5),
+        ttft_p99=quantile(waits, 0.99),
+        hit_ratio=hit_ratio,
+        late_p99=quantile(sorted(one.sent - one.due for one in seen), 0.99),
+        router_cores=router_cores,
+        engine_cores=engine_cores,
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of these lie; infinite without any."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.inf
+
+
+def report(result: Result, suffix: str, outcomes: Mapping[str, Outcome]) -> None:
+    """Add the figures of one trace at one load."""
+    for name, found in outcomes.items():
+        for figure, value in (
+            ("ttft_mean_s", found.ttft_mean),
+            ("ttft_p50_s", found.ttft_p50),
+            ("ttft_p99_s", found.ttft_p99),
+            ("hit_ratio", found.hit_ratio),
+            ("failed_share", found.failed),
+            ("late_share", found.late),
+            ("router_cores", found.router_cores),
+            ("engine_cores", found.engine_cores),
+            ("generator_late_p99_s", found.late_p99),
+        ):
+            if math.isfinite(value):
+                result.add(f"{name}_{figure}_{suffix}", value)
+    ours = outcomes.get(OURS)
+    if ours is None:
+        return
+    result.add(f"hit_ratio_{suffix}", ours.hit_ratio)
+    least = outcomes.get(LEAST_LOADED)
+    if least is not None:
+        result.add(f"ttft_mean_over_least_loaded_{suffix}", ours.ttft_mean / least.ttft_mean)
+    peers = {name: found for name, found in outcomes.items() if name not in (OURS, LEAST_LOADED)}
+    fit = {name: found for name, found in peers.items() if found.failed <= FAILED}
+    for name in sorted(peers.keys() - fit.keys()):
+        result.note(f"{suffix}: {name} failed {peers[name].failed:.1%} of the requests and is not compared with")
+    if fit:
+        result.add(f"ttft_mean_over_best_peer_{suffix}", ours.ttft_mean / min(o.ttft_mean for o in fit.values()))
+        result.add(f"ttft_p99_over_best_peer_{suffix}", ours.ttft_p99 / min(o.ttft_p99 for o in fit.values()))
