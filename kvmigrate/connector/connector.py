@@ -10,6 +10,7 @@ import logging
 import os
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +20,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvmigrate.connector import identity
+from kvmigrate.connector.copies import Copies, CpuCopies
+from kvmigrate.connector.cuda_copies import CudaCopies, TorchCuda
 from kvmigrate.connector.metadata import BlockSave, LoadJob
 from kvmigrate.connector.mirror import PoolMirror
-from kvmigrate.connector.regions import map_blocks
+from kvmigrate.connector.pins import Pins
+from kvmigrate.connector.regions import BlockMemory, map_blocks
 from kvmigrate.connector.reports import LinkReports, PoolFeed
 from kvmigrate.connector.scheduler import SchedulerHalf
 from kvmigrate.connector.slots import PoolSlots
@@ -48,8 +54,21 @@ warnings.filterwarnings("ignore", message="The given buffer is not writable", ca
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM ships no types for its base class
     """Loads to start and saves to make in one engine step; vLLM pickles it from the engine core to every worker."""
 
+    step: int = 0
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SavesDone(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM ships no types for its base class
+    """How many workers are done with the saves of each step; vLLM adds the workers' up for the scheduler half."""
+
+    workers: dict[int, int]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add another worker's."""
+        assert isinstance(other, SavesDone)
+        return SavesDone(dict(Counter(self.workers) + Counter(other.workers)))
 
 
 class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ships no types for its base class
@@ -67,6 +86,7 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         self._block_size = identity.block_size_of(vllm_config, kv_cache_config)
         self._scheduler: _SchedulerSide | None = None
         self._worker: _WorkerSide | None = None
+        self._pins: Pins | None = None
         if self._why_not and role == KVConnectorRole.SCHEDULER:
             logger.warning("KV migration is off for this engine: %s. It serves without.", self._why_not)
         if role == KVConnectorRole.SCHEDULER and self._link_path:
@@ -83,6 +103,19 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         return None if vllm_config.model_config.use_mla else "LBHNC"
 
     # --- scheduler half -------------------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Saves from a GPU go on beside later steps: their blocks are held until then."""
+        if self._scheduler is not None and not current_platform.is_cpu():
+            self._pins = Pins(gpu_block_pool, self._ranks)
+
+    def has_pending_block_frees(self) -> bool:
+        """Blocks come free by themselves when saves end: nobody needs to be preempted for them."""
+        return bool(self._pins)
+
+    def has_pending_push_work(self) -> bool:
+        """An engine without requests goes on stepping until its saves are reported."""
+        return bool(self._pins)
 
     def on_new_request(self, request: Any) -> None:
         """See SchedulerHalf.on_new_request."""
@@ -116,18 +149,24 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
             return None if groups is None else groups[0]
 
         plan.loads, plan.saves = side.half.plan_step(scheduler_output.num_scheduled_tokens, block_ids_of)
+        plan.step = side.half.step
         if self._why_not:
             plan.saves = []
+        elif self._pins is not None:
+            plan.saves = self._pins.hold(plan.step, plan.saves)
         side.reports.load(side.half.running, side.half.waiting, self._kv_use())
         return plan
 
     def update_connector_output(self, connector_output: Any) -> None:
         """One step has been executed."""
+        done = connector_output.kv_connector_worker_meta
+        if self._pins is not None and isinstance(done, SavesDone):
+            self._pins.release(done.workers)
         if self._scheduler is not None:
             self._scheduler.half.step_done()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """See SchedulerHalf.finished. Blocks are free at once: saves were copied in the step that made them."""
+        """See SchedulerHalf.finished. Blocks are free at once: those that are still being saved are held by `pins`."""
         if self._scheduler is not None:
             half = self._scheduler.half
             half.finished(request)
@@ -163,11 +202,17 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         """Nothing to do: blocks are saved whole, after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """Copy the blocks that this step completed into the pool."""
+        """Copy the blocks that this step completed into the pool, or begin to."""
         if self._worker is not None:
             self._worker.slots.poll()
-            if self._worker.half is not None:
-                self._worker.half.save(self._plan().saves)
+            self._worker.save(self._plan())
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Steps whose saves are done."""
+        if self._worker is None or not self._worker.saved:
+            return None
+        saved, self._worker.saved = self._worker.saved, []
+        return SavesDone(dict(Counter(saved)))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that ended since the last step, good or bad."""
@@ -228,6 +273,7 @@ class _WorkerSide:
     def __init__(self, slots: PoolSlots, half: WorkerHalf | None) -> None:
         self.slots = slots
         self.half = half
+        self.saved: list[int] = []
         slots.poll()
 
     @classmethod
@@ -237,12 +283,13 @@ class _WorkerSide:
 
         why_not = connector._why_not
         rank = int(get_tensor_model_parallel_rank())
-        memory = None
+        memory = copies = None
         fingerprint = Fingerprint()
         if not why_not:
             config = connector._kv_cache_config
             try:
                 memory = map_blocks(kv_caches, config.kv_cache_tensors, config.num_blocks)
+                copies = _copies_of(memory)
                 fingerprint = identity.fingerprint_of(connector._vllm_config, config, memory, next(iter(kv_caches)))
             except LocalError as error:
                 why_not = str(error)
@@ -261,12 +308,32 @@ class _WorkerSide:
             why=why_not,
             fields=fingerprint.to_fields(),
         )
-        slots = PoolSlots(LinkClient(connector._link_path, lambda: hello), rank, hello.block_bytes)
-        half = None if memory is None else WorkerHalf(memory, slots, rank, time.monotonic)
+        link = LinkClient(connector._link_path, lambda: hello)
+        slots = PoolSlots(link, rank, hello.block_bytes, pinned=copies is not None and copies.overlapped)
+        half = None if why_not or copies is None else WorkerHalf(copies, slots, rank, time.monotonic)
         return cls(slots, half)
 
+    def save(self, plan: StepPlan) -> None:
+        """Begin a step's saves, and note which steps' saves have ended: of those that cannot be made, at once."""
+        if self.half is not None:
+            self.half.save(plan.step, plan.saves)
+            self.saved += self.half.take_saved()
+        elif plan.saves:
+            self.saved.append(plan.step)
+
     def close(self) -> None:
-        """Stop the load thread, then the link."""
+        """Stop the threads, then the link."""
         if self.half is not None:
             self.half.close()
         self.slots.close()
+
+
+def _copies_of(memory: BlockMemory) -> Copies:
+    """Copies for the device that the KV cache is on. Raises LocalError for one that there are none for."""
+    match memory.device.type:
+        case "cpu":
+            return CpuCopies(memory)
+        case "cuda":
+            return CudaCopies(memory, TorchCuda(memory.device))
+        case other:
+            raise LocalError(f"KV caches on {other} devices cannot be copied")

@@ -88,7 +88,7 @@ class SchedulerHalf:
         self._reporting: set[str] = set()
         self._loads: list[LoadJob] = []
         self._saving: dict[bytes, int] = {}
-        self._step = 0
+        self.step = 0  #: the last one planned
         self._prefilled_in_step: deque[list[str]] = deque(maxlen=MAX_UNREPORTED_STEPS)
 
     @property
@@ -141,7 +141,7 @@ class SchedulerHalf:
         self, scheduled_tokens: Mapping[str, int], block_ids_of: Callable[[str], Sequence[int] | None]
     ) -> tuple[list[LoadJob], list[BlockSave]]:
         """Loads and saves of the step that vLLM is about to run: called once per step, empty steps included."""
-        self._step += 1
+        self.step += 1
         loads, self._loads = self._loads, []
         saves: list[BlockSave] = []
         prefilled: list[str] = []
@@ -213,7 +213,7 @@ class SchedulerHalf:
         if block_ids is None:
             return []
         for i in wanted:
-            self._saving[hashes[i]] = self._step
+            self._saving[hashes[i]] = self.step
             if len(self._saving) > MAX_SAVES_IN_FLIGHT:
                 self._saving.pop(next(iter(self._saving)))
         return [BlockSave(block_ids[i], hashes[i]) for i in wanted]
@@ -222,7 +222,7 @@ class SchedulerHalf:
         if block_hash in self._mirror:
             return False
         since = self._saving.get(block_hash)
-        return since is None or self._step - since > SAVE_PATIENCE_STEPS
+        return since is None or self.step - since > SAVE_PATIENCE_STEPS
 
     def _report_prefill(self, tracked: _Tracked, rid: str) -> None:
         if tracked.started_at is not None:

@@ -1,12 +1,9 @@
 """A prompt is computed once in the cluster: routed to where its blocks are, or its blocks are moved."""
 
-from pathlib import Path
-
-import aiohttp
 import pytest
 
-from kvmigrate.reader import PoolReader
 from tests.e2e.client import NAMES, Client, prose
+from tests.e2e.pools import PoolBytes, reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -18,27 +15,10 @@ def others(name: str) -> list[str]:
     return [other for other in NAMES if other != name]
 
 
-async def reset_engine_cache(client: Client, name: str) -> None:
-    """Empty the engine's own prefix cache, so that the pool is what is left."""
-    socket = (await client.state(name))["engine"]["address"].removeprefix("unix:")
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=socket)) as engine,
-        engine.post("http://engine/reset_prefix_cache") as response,
-    ):
-        assert response.status == 200
-
-
 async def flip_bits(client: Client, name: str) -> None:
-    """Flip one bit in each block of a node's pool, as a bad memory cell would; a second call mends them again."""
-    pool = PoolReader(Path((await client.state(name))["kv"]["path"]), writable=True)
-    geometry = pool.file.geometry
-    with pool.path.open("r+b") as file:
-        for slot in range(geometry.slots):
-            if pool.header(slot).valid:
-                file.seek(geometry.slot_offset(slot) + geometry.block_bytes // 2)
-                byte = file.read(1)
-                file.seek(-1, 1)
-                file.write(bytes([byte[0] ^ 1]))
+    """Flip one bit in each block of a node's pool; a second call mends them again."""
+    pool = await PoolBytes.of(client, name)
+    pool.flip_all()
     pool.close()
 
 
@@ -115,6 +95,24 @@ async def test_a_damaged_block_in_the_engines_own_pool_is_noticed_counted_and_re
     assert damaged.text == first.text
     assert (await client.state("blue"))["kv"]["corrupt"] > before
     await flip_bits(client, "blue")
+
+
+async def test_zeros_that_nobody_can_notice_change_the_answer(client: Client) -> None:
+    """The negative control of the two tests above: the blocks' bytes do decide what the engine says."""
+    prompt = prose(8, 900)
+    here = {"x-grapevine-force-target": "blue", "x-grapevine-no-pull": "1"}
+    pool = await PoolBytes.of(client, "blue")
+    before = pool.blocks()
+    first = await client.complete("blue", prompt, headers=here)
+    fresh = {block: slot for block, slot in pool.blocks().items() if block not in before}
+    for slot in fresh.values():
+        pool.forge_zeros(slot)
+    pool.close()
+    await reset_engine_cache(client, "blue")
+    forged = await client.complete("blue", prompt, headers=here)
+    await reset_engine_cache(client, "blue")
+    assert len(fresh) >= 6
+    assert forged.text != first.text
 
 
 @pytest.mark.parametrize("field", ["kv_transfer_params"])

@@ -21,6 +21,7 @@ from pathlib import Path
 from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.reports import LinkReports, PoolFeed
 from kvmigrate.connector.slots import PoolSlots
+from kvmigrate.digest import block_digest
 from kvmigrate.layout import HASH_BYTES
 from kvmigrate.link import Hello, LinkClient, Role, SlotGrant
 from node.emulator.config import EngineConfig
@@ -160,7 +161,7 @@ class EmulatedConnector:
             self._reports.filled(rid, _hashes(job.keys)[:full], full * self._config.block_size)
 
     def _store(self, keys: Sequence[Hashable]) -> None:
-        items: list[tuple[SlotGrant, bytes]] = []
+        items: list[tuple[SlotGrant, bytes, bytes]] = []
         self._slots.poll()
         for block_hash in _hashes(keys):
             if block_hash in self._mirror or block_hash in self._saving:
@@ -169,10 +170,11 @@ class EmulatedConnector:
             if place is None:
                 break  # later blocks are of no use without this one
             grant, room = place
-            room[: self._block_bytes] = block_bytes(block_hash, self._block_bytes)
+            data = block_bytes(block_hash, self._block_bytes)
+            room[: self._block_bytes] = data
             room.release()
             self._saving.add(block_hash)
-            items.append((grant, block_hash))
+            items.append((grant, block_hash, block_digest(data)))
         if items:
             self._slots.stored(items)
 
