@@ -253,12 +253,19 @@ class _SchedulerSide:
             block_size=block_size,
             supported=not why_not,
             why=why_not,
+            holds=True,
         )
         self.link = LinkClient(link_path, lambda: hello)
         self.reports = LinkReports(self.link, time.monotonic)
         mirror = PoolMirror(ranks)
         self.half = SchedulerHalf(block_size=block_size, mirror=mirror, reports=self.reports, clock=time.monotonic)
-        self.feed = PoolFeed(self.link, mirror, on_saved=self.half.confirm_saved, on_lost=self.half.forget_pool)
+        self.feed = PoolFeed(
+            self.link,
+            mirror,
+            on_saved=self.half.confirm_saved,
+            on_lost=self.half.forget_pool,
+            on_pulled=self.half.pull_over,
+        )
         self.feed.poll()
 
     def reset(self) -> bool:

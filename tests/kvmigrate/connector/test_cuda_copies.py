@@ -147,11 +147,11 @@ def test_a_save_does_not_wait_for_a_load(cuda: FakeCuda, worker: WorkerHalf, slo
 def test_a_slot_is_pinned_once_and_let_go_with_its_pool_file(
     cuda: FakeCuda, worker: WorkerHalf, slots: FakeSlots
 ) -> None:
-    slots.grants = [SlotGrant(6, 3), SlotGrant(6, 5)]
     for step in (1, 2):
+        slots.grants = [SlotGrant(6, 2 * step + 1)]
         worker.save(step, [BlockSave(step, bytes(32))])
-    cuda.allow()
-    saved_steps(worker, [1, 2])
+        cuda.allow()
+        saved_steps(worker, [step])
     assert len(cuda.pinned) == cuda.registrations == 1
     slots.data[6] = bytearray(slots.data[6])  # another file is mapped
     slots.grants = [SlotGrant(6, 7)]
