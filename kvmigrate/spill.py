@@ -44,7 +44,7 @@ class Spilled:
     """What was written or read. `why`: what ended it early, empty when nothing did."""
 
     blocks: int = 0  #: on all ranks
-    bytes: int = 0
+    nbytes: int = 0
     seconds: float = 0.0
     why: str = ""
     fingerprint: bytes = b""

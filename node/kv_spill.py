@@ -100,4 +100,4 @@ class Spill:
 
 
 def _amount(done: spill.Spilled) -> str:
-    return f"{done.blocks} KV blocks, {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
+    return f"{done.blocks} KV blocks, {done.nbytes / 1e6:.1f} MB in {done.seconds:.1f} s"

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LEFT, RIGHT = "left", "right"
 BLOCK_TOKENS = 128
 RANKS = 2
-WORDS = 600
-"""About 800 tokens, six whole blocks."""
+WORDS = 900
+"""About 1,000 tokens, seven whole blocks."""
 NO_PULL = {"x-grapevine-no-pull": "1"}
 
 

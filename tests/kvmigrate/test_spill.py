@@ -67,7 +67,7 @@ def test_blocks_chains_and_their_order_come_back(tmp_path: Path, pools: Pools, f
     after = empty_pool(tmp_path, ranks=ranks)
     found = read(after, file)
     assert found is not None
-    assert (found.blocks, found.bytes, found.why, found.chains) == (9, written.bytes, "", tuple(CHAINS))
+    assert (found.blocks, found.nbytes, found.why, found.chains) == (9, written.nbytes, "", tuple(CHAINS))
     holds(after, chain(6) + chain(3, "b"), ranks)
     assert [block.block_hash for block in after.blocks()] == order
     assert after.stats().protected == pool.stats().protected == 2
