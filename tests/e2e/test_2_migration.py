@@ -1,8 +1,11 @@
 """A prompt is computed once in the cluster: routed to where its blocks are, or its blocks are moved."""
 
+import asyncio
+import signal
+
 import pytest
 
-from tests.e2e.client import NAMES, Client, prose
+from tests.e2e.client import NAMES, Client, prose, until
 from tests.e2e.pools import PoolBytes, reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -95,6 +98,70 @@ async def test_a_damaged_block_in_the_engines_own_pool_is_noticed_counted_and_re
     assert damaged.text == first.text
     assert (await client.state("blue"))["kv"]["corrupt"] > before
     await flip_bits(client, "blue")
+
+
+async def at_rest(client: Client, *names: str) -> None:
+    """Until no engine holds a block for a request and no pool has a lease."""
+
+    async def empty() -> bool:
+        kv = [(await client.state(name))["kv"]["pool"] for name in names]
+        use = [await client.metric(name, "vllm:kv_cache_usage_perc") for name in names]
+        return not any(use) and not any(pool["leases"] or pool["partial"] for pool in kv)
+
+    await until(empty, 30, "engines and pools have given everything back")
+
+
+async def test_a_source_that_is_stopped_costs_its_deadline_and_nobody_else_anything(client: Client) -> None:
+    prompt, node = prose(9, 900), client.cluster["red"]
+    local = await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
+    await client.knows_holder("green", prompt, "red")
+    failed = sum((await client.state("green"))["kv"]["peers"].get("red", {"failures": {}})["failures"].values())
+    said = node_log(client, "green").count("pull from red ended early")
+    node.kill(signal.SIGSTOP)
+    try:
+        forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+        held = asyncio.create_task(client.complete("green", prompt, headers=forced))
+        other = asyncio.create_task(client.complete("green", "Hello", max_tokens=2, headers=no_pull("green")))
+        done, _ = await asyncio.wait({held, other}, return_when=asyncio.FIRST_COMPLETED)
+        assert other in done, "a request that needs no pull waited for one that does"
+        reply = await held
+    finally:
+        node.kill(signal.SIGCONT)
+    assert (reply.status, reply.pulled, reply.error, reply.text) == (200, 0, "", local.text)
+    peers = (await client.state("green"))["kv"]["peers"]
+    assert sum(peers["red"]["failures"].values()) == failed + 1
+    assert node_log(client, "green").count("pull from red ended early") == said + 1
+    await at_rest(client, "green")
+
+    async def back() -> bool:
+        views = [await client.member(name, "red") for name in NAMES]
+        return all(view is not None and view["state"] == "alive" for view in views)
+
+    await until(back, 30, "all see the stopped node alive again")
+
+
+async def test_clients_that_leave_while_blocks_are_pulled_or_loaded_leave_nothing_behind(client: Client) -> None:
+    prompt = prose(10, 900)
+    local = await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
+    await client.knows_holder("green", prompt, "red")
+    forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+    for wait_s in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6):
+        asking = asyncio.create_task(client.complete("green", prompt, headers=forced))
+        await asyncio.wait({asking}, timeout=wait_s)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await at_rest(client, "green", "red")
+        await reset_engine_cache(client, "green")
+    reply = await client.complete("green", prompt, headers=forced)
+    assert (reply.status, reply.text) == (200, local.text)
+
+
+def no_pull(target: str) -> dict[str, str]:
+    return {"x-grapevine-force-target": target, "x-grapevine-no-pull": "1"}
+
+
+def node_log(client: Client, name: str) -> str:
+    return client.cluster[name].log.read_text(errors="replace")
 
 
 async def test_zeros_that_nobody_can_notice_change_the_answer(client: Client) -> None:
