@@ -45,6 +45,9 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         with self._cuda.lock:
+            self._cuda.run()
+            self._cuda.waits += 1
+            self._cuda.lock.notify_all()
             assert self._cuda.lock.wait_for(lambda: self._cuda.run() and self.done, PATIENCE_S), "never came"
 
 
@@ -61,6 +64,7 @@ class FakeCuda:
         self.pins = True
         self.fail_copy: int | None = None
         self.copies = 0
+        self.waits = 0
 
     def allow(self) -> None:
         """Let the engine do what it has queued."""
@@ -69,6 +73,11 @@ class FakeCuda:
             self.run()
             self.engine.held = True
             self.lock.notify_all()
+
+    def until_waits(self, count: int) -> None:
+        """Until copying threads have waited so often: what can be copied by then, is."""
+        with self.lock:
+            assert self.lock.wait_for(lambda: self.waits >= count, PATIENCE_S)
 
     def run(self) -> bool:
         """Do what can be done; always True."""

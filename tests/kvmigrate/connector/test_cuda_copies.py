@@ -77,6 +77,7 @@ def test_a_save_takes_what_the_step_before_it_computed(
     slots.grants = [SlotGrant(6, 3)]
     worker.save(1, [BlockSave(2, bytes(32))])
     assert worker.take_saved() == []  # returned at once: the engine has not even begun
+    cuda.until_waits(1)
     assert slots.data[6][0] == 6
     cuda.allow()
     saved_steps(worker, [1])
@@ -116,6 +117,7 @@ def test_a_load_waits_for_the_engines_earlier_work_on_the_block(
     compute(cuda, caches, 0, 0xDD)  # by the block's former user
     slots.poll()
     worker.start_loads([load_job("a", (0, 3), (1, 4))])
+    cuda.until_waits(1)
     assert worker.take_finished() == set()
     cuda.allow()
     assert finish(worker, {"a"}) == set()
