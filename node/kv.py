@@ -185,22 +185,8 @@ class KvSide:
             return Pulling(None, 0.0)
         deadline_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens))
         over = partial(self.link.pulled, rid) if self._holds else None
-        return await begin(lambda: self._pull(plan, call, deadline_s), deadline_s, over)
-
-    async def _pull(self, plan: Plan, call: Call, deadline_s: float) -> int:
-        if self.puller is None or self.link is None:
-            return 0
-        named = self._pulls.sources(plan, call.parsed.chunks)
-        if not named:
-            self._metrics.pulls.labels("no_address" if call.parsed.chunks else "nothing").inc()
-            return 0
-        sources = list(named.values())
-        chunks = call.parsed.chunks[: max(source.chunks for source in sources)]
-        result = await self.puller.pull(sources, chunks, deadline_s)
-        self._pulls.note({source.address: name for name, source in named.items()}, result)
-        if result.blocks:
-            await self.link.flush()
-        return result.blocks
+        pull = partial(self._pulls.pull, self.puller, self.link, plan, call.parsed.chunks, deadline_s)
+        return await begin(pull, deadline_s, over)
 
     # --- warming
 

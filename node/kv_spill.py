@@ -10,7 +10,6 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -67,8 +66,7 @@ class Spill:
             return
         blocks = pool.header.geometry.slots
         chains = await asyncio.to_thread(self._digest.hottest, blocks)
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.to_thread(self._write, pool, self._path, chains)
+        await asyncio.to_thread(self._write, pool, self._path, chains)
 
     def _now(self) -> float:
         return math.inf if self._hurry else time.monotonic()

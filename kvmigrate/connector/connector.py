@@ -7,8 +7,6 @@ same class doing nothing: it says so once in the log and to the node, and goes o
 """
 
 import logging
-import os
-import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,20 +24,9 @@ from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvmigrate.connector import identity
-from kvmigrate.connector.copies import Copies, CpuCopies
-from kvmigrate.connector.cuda_copies import CudaCopies, TorchCuda
 from kvmigrate.connector.metadata import BlockSave, LoadJob
-from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.pins import Pins
-from kvmigrate.connector.regions import BlockMemory, map_blocks
-from kvmigrate.connector.reports import LinkReports, PoolFeed
-from kvmigrate.connector.scheduler import SchedulerHalf
-from kvmigrate.connector.slots import PoolSlots
-from kvmigrate.connector.worker import WorkerHalf
-from kvmigrate.errors import LocalError
-from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint
-from kvmigrate.link import Hello, LinkClient, Reset
-from kvmigrate.link.messages import Role
+from kvmigrate.connector.sides import SchedulerSide, WorkerSide
 
 logger = logging.getLogger("vllm.grapevine")
 
@@ -84,13 +71,13 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
             self._why_not = f"kv_connector_extra_config has no {LINK_OPTION!r}: the node that owns the pool is unknown"
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._block_size = identity.block_size_of(vllm_config, kv_cache_config)
-        self._scheduler: _SchedulerSide | None = None
-        self._worker: _WorkerSide | None = None
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
         self._pins: Pins | None = None
         if self._why_not and role == KVConnectorRole.SCHEDULER:
             logger.warning("KV migration is off for this engine: %s. It serves without.", self._why_not)
         if role == KVConnectorRole.SCHEDULER and self._link_path:
-            self._scheduler = _SchedulerSide(self._link_path, self._block_size, self._ranks, self._why_not)
+            self._scheduler = SchedulerSide(self._link_path, self._block_size, self._ranks, self._why_not)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -188,7 +175,17 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         """Map paged memory and connect to the node."""
         if not self._link_path:
             return
-        self._worker = _WorkerSide.create(self, kv_caches)
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        rank = int(get_tensor_model_parallel_rank())
+        self._worker = WorkerSide.create(
+            self._link_path,
+            self._why_not,
+            vllm_config=self._vllm_config,
+            config=self._kv_cache_config,
+            rank=rank,
+            kv_caches=kv_caches,
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Queue this step's loads."""
@@ -205,7 +202,8 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         """Copy the blocks that this step completed into the pool, or begin to."""
         if self._worker is not None:
             self._worker.slots.poll()
-            self._worker.save(self._plan())
+            plan = self._plan()
+            self._worker.save(plan.step, plan.saves)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Steps whose saves are done."""
@@ -237,110 +235,3 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
     def _plan(self) -> StepPlan:
         plan = self._get_connector_metadata()
         return plan if isinstance(plan, StepPlan) else StepPlan()
-
-
-class _SchedulerSide:
-    """The scheduler half with its link."""
-
-    def __init__(self, link_path: str, block_size: int, ranks: int, why_not: str) -> None:
-        hello = Hello(
-            role=Role.SCHEDULER,
-            rank=0,
-            ranks=ranks,
-            pid=os.getpid(),
-            fingerprint=NO_FINGERPRINT,
-            block_bytes=0,
-            block_size=block_size,
-            supported=not why_not,
-            why=why_not,
-            holds=True,
-        )
-        self.link = LinkClient(link_path, lambda: hello)
-        self.reports = LinkReports(self.link, time.monotonic)
-        mirror = PoolMirror(ranks)
-        self.half = SchedulerHalf(block_size=block_size, mirror=mirror, reports=self.reports, clock=time.monotonic)
-        self.feed = PoolFeed(
-            self.link,
-            mirror,
-            on_saved=self.half.confirm_saved,
-            on_lost=self.half.forget_pool,
-            on_pulled=self.half.pull_over,
-        )
-        self.feed.poll()
-
-    def reset(self) -> bool:
-        """Ask the node to drop the pool's contents. False when it could not be told."""
-        self.half.forget_pool()
-        return self.link.send(Reset())
-
-
-class _WorkerSide:
-    """The worker half with its link; `half` is None when this engine does not take part."""
-
-    def __init__(self, slots: PoolSlots, half: WorkerHalf | None) -> None:
-        self.slots = slots
-        self.half = half
-        self.saved: list[int] = []
-        slots.poll()
-
-    @classmethod
-    def create(cls, connector: GrapevineConnector, kv_caches: dict[str, torch.Tensor]) -> "_WorkerSide":
-        """Map the memory, take the fingerprint, connect."""
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-        why_not = connector._why_not
-        rank = int(get_tensor_model_parallel_rank())
-        memory = copies = None
-        fingerprint = Fingerprint()
-        if not why_not:
-            config = connector._kv_cache_config
-            try:
-                memory = map_blocks(kv_caches, config.kv_cache_tensors, config.num_blocks)
-                copies = _copies_of(memory)
-                fingerprint = identity.fingerprint_of(connector._vllm_config, config, memory, next(iter(kv_caches)))
-            except LocalError as error:
-                why_not = str(error)
-                logger.warning("KV migration is off for this engine: %s. It serves without.", why_not)
-        if fingerprint.missing and not why_not:
-            logger.warning("KV blocks are not shared: %s unknown", ", ".join(fingerprint.missing))
-        hello = Hello(
-            role=Role.WORKER,
-            rank=rank,
-            ranks=connector._ranks,
-            pid=os.getpid(),
-            fingerprint=fingerprint.digest(),
-            block_bytes=memory.block_bytes if memory is not None else 0,
-            block_size=connector._block_size,
-            supported=not why_not,
-            why=why_not,
-            fields=fingerprint.to_fields(),
-        )
-        link = LinkClient(connector._link_path, lambda: hello)
-        slots = PoolSlots(link, rank, hello.block_bytes, pinned=copies is not None and copies.overlapped)
-        half = None if why_not or copies is None else WorkerHalf(copies, slots, rank, time.monotonic)
-        return cls(slots, half)
-
-    def save(self, plan: StepPlan) -> None:
-        """Begin a step's saves, and note which steps' saves have ended: of those that cannot be made, at once."""
-        if self.half is not None:
-            self.half.save(plan.step, plan.saves)
-            self.saved += self.half.take_saved()
-        elif plan.saves:
-            self.saved.append(plan.step)
-
-    def close(self) -> None:
-        """Stop the threads, then the link."""
-        if self.half is not None:
-            self.half.close()
-        self.slots.close()
-
-
-def _copies_of(memory: BlockMemory) -> Copies:
-    """Copies for the device that the KV cache is on. Raises LocalError for one that there are none for."""
-    match memory.device.type:
-        case "cpu":
-            return CpuCopies(memory)
-        case "cuda":
-            return CudaCopies(memory, TorchCuda(memory.device))
-        case other:
-            raise LocalError(f"KV caches on {other} devices cannot be copied")

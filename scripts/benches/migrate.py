@@ -49,7 +49,7 @@ WORDS = (
 )  # fmt: skip
 #: Answers are short where the first token counts, longer where the throughput does.
 FIRST_TOKENS = 4
-LOAD_REQUESTS, LOAD_AT_A_TIME, LOAD_WORDS, LOAD_TOKENS = 12, 6, 60, 48
+LOAD_REQUESTS, LOAD_AT_A_TIME, LOAD_WORDS, LOAD_TOKENS = 6, 6, 60, 32
 PATIENCE_S = 20.0
 
 
