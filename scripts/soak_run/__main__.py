@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import random
+import shlex
 import signal
 import sys
 import tempfile
@@ -21,7 +22,16 @@ from soak_run.verdict import faults, thirds
 
 NAMES = ("north", "east", "south")
 MODEL = "SmolLM2-135M-Instruct"
-POOL_GIB = 0.15
+EMULATED = (
+    f"{shlex.join((sys.executable, '-c', 'from node.cli import main; main()'))} emulate --preset smollm2-cpu "
+    f"--served-model-name {MODEL} --uds {{uds}} --link-socket {{link}} --kv-block-bytes 16384"
+)
+NODE_ARGS = {
+    "real": ("--kv-pool-gib", "0.15"),
+    "emulated": ("--kv-pool-gib", "0.001", "--engine-command", EMULATED),
+}
+"""Pools that a few documents fill."""
+ENGINE_ARGS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager")
 CLIENTS = 4
 LOOK_EVERY_S = 5.0
 QUIET_S = 90.0
@@ -33,10 +43,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="how long to ask (30)")
     parser.add_argument("--seed", type=int, default=1, help="of the requests (1)")
+    parser.add_argument(
+        "--engines", choices=("real", "emulated"), default="real", help="emulated: to try the soak itself"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gv-soak-") as workdir:
-        report = asyncio.run(_soak(Path(workdir), options.minutes * 60, options.seed))
+        report = asyncio.run(_soak(Path(workdir), options.minutes * 60, options.seed, options.engines))
     if options.json:
         print(json.dumps(report))
     for line in report["faults"]:
@@ -45,15 +58,15 @@ def main() -> int:
     return 1 if report["faults"] else 0
 
 
-async def _soak(workdir: Path, seconds: float, seed: int) -> dict[str, list[str] | object]:
+async def _soak(workdir: Path, seconds: float, seed: int, engines: str) -> dict[str, list[str] | object]:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # or the nodes would stay behind
     cluster = LocalCluster(
         workdir,
         NAMES,
-        args=("--no-mdns", "--cluster", "soak", "--kv-pool-gib", str(POOL_GIB), "--run-dir", str(workdir / "run")),
-        engine_args=("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
+        args=("--no-mdns", "--cluster", "soak", "--run-dir", str(workdir / "run"), *NODE_ARGS[engines]),
+        engine_args=ENGINE_ARGS if engines == "real" else (),
         env={"VLLM_CPU_KVCACHE_SPACE": "1"},
     )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=180)) as session:
