@@ -11,7 +11,10 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+
+_log = logging.getLogger("grapevine.kv")
 
 #: Seconds that a request may be held beyond its pull's deadline: for the news to get there.
 GRACE_S = 1.0
@@ -25,9 +28,12 @@ class Pulling:
         self._came = came
         self.hold_s = hold_s
 
-    async def blocks(self) -> int:
-        """Wait for its end; the number of blocks that came."""
-        return self._came if self._work is None else await self._work
+    @property
+    def blocks(self) -> int:
+        """Blocks that came; 0 while it is not over, as when the engine refused the request at once."""
+        if self._work is None or not self._work.done() or self._work.cancelled():
+            return self._came
+        return self._work.result()
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
@@ -41,7 +47,11 @@ async def begin(pull: Callable[[], Awaitable[int]], deadline_s: float, over: Cal
         return Pulling(None, 0.0, await pull())
 
     async def work() -> int:
-        return await pull()
+        try:
+            return await pull()
+        except Exception:  # a bug of ours: it must not cost the request, whose engine needs no pull
+            _log.exception("a pull failed")
+            return 0
 
     task = asyncio.create_task(work(), name="grapevine-pull")
     task.add_done_callback(lambda _: over())

@@ -193,7 +193,7 @@ class LocalRunner:
             upstream.close()
             raise UpstreamBrokenError("its engine died")
         if work.pulling is not None and plan.source is not None:
-            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(await work.pulling.blocks()))]
+            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(work.pulling.blocks))]
         cached = self._kv.cached(work.rid)
         if cached is not None:
             headers.append((CACHED_HEADER, str(cached)))

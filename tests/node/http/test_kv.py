@@ -433,6 +433,31 @@ async def test_a_held_request_is_let_go_when_its_source_is_gone(pair: Pair) -> N
     assert (answer.status, answer.one("x-grapevine-pulled-blocks")) == (200, "0")
 
 
+async def test_an_engine_that_refuses_a_request_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = await warmed(pair, holds=True)
+    go_on = slow_source(a, monkeypatch)
+    b.fake.script = fake.reply(fake.Reply(400))
+    answer = await ask(b.port, "POST", CHAT, force("b", "a"), LONG)
+    assert (answer.status, answer.one("x-grapevine-pulled-blocks")) == (400, "0")
+    await pair.connectors["b"].until(m.Role.SCHEDULER, m.Pulled)
+    go_on.set()
+
+
+async def test_a_pull_that_fails_by_a_bug_of_ours_costs_the_request_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, b = await warmed(pair, holds=True)
+
+    async def broken(*args: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(b.node.kv._pulls, "pull", broken)
+    b.fake.script = Held(pair, b).script
+    answer = await send(b, *force("b", "a"))
+    assert answer.one("x-grapevine-pulled-blocks") == "0"
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == ["a pull failed"]
+
+
 async def test_a_client_that_leaves_while_its_request_is_held_ends_the_hold_and_gives_its_place_back(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
