@@ -7,6 +7,7 @@ Rules (kvmigrate.connector has them in full):
 1. What is sent may be lost and what is held may be gone: both cost time only.
 2. Completed blocks that the pool does not hold are stored into granted slots.
 3. Of several sequences under one request id only the first one reports.
+4. A request whose blocks are being pulled waits for them, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
+from kvmigrate.connector.holds import Holds
 from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.reports import LinkReports, PoolFeed
 from kvmigrate.connector.slots import PoolSlots
@@ -46,7 +48,11 @@ class EmulatedConnector:
         self._scheduler = LinkClient(path, lambda: self._hello(Role.SCHEDULER))
         self._worker = LinkClient(path, lambda: self._hello(Role.WORKER))
         self._reports = LinkReports(self._scheduler, time.monotonic)
-        self._feed = PoolFeed(self._scheduler, self._mirror, on_saved=self._saved, on_lost=self._lost)
+        self._holds = Holds(time.monotonic)
+        self._looked = asyncio.Event()
+        self._feed = PoolFeed(
+            self._scheduler, self._mirror, on_saved=self._saved, on_lost=self._lost, on_pulled=self._holds.over
+        )
         self._slots = PoolSlots(self._worker, 0, block_bytes)
         self._jobs: dict[str, Job] = {}
         self._started: dict[str, float] = {}
@@ -74,6 +80,7 @@ class EmulatedConnector:
         """Take what the node has sent, and tell it the load."""
         self._slots.poll()
         self._feed.poll()
+        self._looked.set()
         if self._driver is not None:
             engine = self._driver.engine
             self._reports.load(engine.running, engine.waiting, engine.cache.use)
@@ -82,6 +89,16 @@ class EmulatedConnector:
         """Hang up."""
         self._slots.close()
         self._scheduler.close()
+
+    async def pulled(self, rid: str, hold_s: float) -> None:
+        """Wait until the node has pulled a request's blocks, as long as it says; others are computed meanwhile."""
+        self._holds.begin(rid, rid, hold_s)
+        try:
+            while self._holds.waits(rid):
+                self._looked.clear()
+                await self._looked.wait()
+        finally:
+            self._holds.end(rid)
 
     # --- the engine's pool
 
@@ -183,13 +200,15 @@ class EmulatedConnector:
 
     def _lost(self) -> None:
         self._mirror.clear()
+        self._holds.clear()
         self._saving.clear()
 
     def _hello(self, role: Role) -> Hello:
         config = self._config
         told = f"emulated {self._model} {config.name} {config.block_size} {self._block_bytes}"
         fingerprint = hashlib.sha256(told.encode()).digest()[:16]
-        return Hello(role, 0, 1, os.getpid(), fingerprint, self._block_bytes, config.block_size)
+        holds = role is Role.SCHEDULER
+        return Hello(role, 0, 1, os.getpid(), fingerprint, self._block_bytes, config.block_size, holds=holds)
 
 
 def block_bytes(block_hash: bytes, size: int) -> bytes:
