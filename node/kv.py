@@ -6,7 +6,7 @@ Rules
 2. The digest says what can be had here. It grows with blocks that the engine filled, and shrinks when the pool
    evicts one. Without a connector in the engine it is a guess, from the prompts that it was given.
 3. A pull ends within its deadline, which is never longer than computing the same tokens would take; its result
-   only changes how fast the answer comes.
+   only changes how fast the answer comes. It runs beside the request's wait in the engine's queue (`node.kv_pulling`).
 4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock
    (`node.kv_digest`), everything else happens in the event loop.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
@@ -28,7 +29,9 @@ from node import kv_state
 from node.digest import Changes, PrefixDigest
 from node.flights import MAX_FLIGHTS, Flight, Flights
 from node.kv_digest import SharedDigest
+from node.kv_pulling import Pulling, begin
 from node.kv_pulls import Pulls, pull_deadline
+from node.kv_spill import Spill
 from node.meter import LoadMeter
 from node.metrics import Metrics
 from node.plan import Plan
@@ -80,11 +83,12 @@ class KvSide:
         #: Prompt tokens that the engine started, and where it found them.
         self.tokens = {"prompt": 0, "engine": 0, "pool": 0}
         self.hello: link.Hello | None = None
-        self._scheduler = False
+        self._scheduler = self._holds = False
         self._flights = Flights()
         #: Prompt tokens that the engine found cached, by request, until its answer is over: it may be reported finished
         #: before the first byte is here.
         self._cached: dict[str, int] = {}
+        self.spill = Spill(settings, self.digest, metrics)
         self.pool: BlockPool | None = None
         self.link: EngineLink | None = None
         self._reserve: Reserve | None = None
@@ -103,6 +107,7 @@ class KvSide:
         self.pool = await asyncio.to_thread(BlockPool, settings.pool_path, settings.pool_bytes)
         self.digest.follow(self.pool)
         self._reserve = Reserve(self.pool)
+        self.spill.begin(self.pool)
         self.link = EngineLink(settings.link_socket, self.pool, self._on_link)
         await self.link.start()
         self.server = TransferServer(
@@ -134,7 +139,10 @@ class KvSide:
             self.puller.rekey(self._secrets())
 
     async def close(self) -> None:
-        """Close everything that was opened, in reverse order. Idempotent."""
+        """Close everything that was opened, in reverse order; what the pool holds is kept where that was asked for.
+
+        Idempotent.
+        """
         if self.puller is not None:
             await self.puller.close()
         if self.server is not None:
@@ -142,9 +150,10 @@ class KvSide:
         if self.link is not None:
             await self.link.close()
         if self.pool is not None:
-            self.digest.unfollow()
             if self._reserve is not None:
                 await asyncio.to_thread(self._reserve.close)
+            await self.spill.end(self.pool)
+            self.digest.unfollow()
             await asyncio.to_thread(self.pool.close)
         self.pool = self.link = self.server = self.puller = None
 
@@ -186,23 +195,19 @@ class KvSide:
         if flight is not None and whole and flight.chunks:
             self.digest.used(flight)
 
-    async def pull(self, plan: Plan, call: Call) -> int:
-        """Pull what the plan's source has of the prompt. Returns the blocks that came; never raises for a peer."""
+    async def begin_pull(self, rid: str, plan: Plan, call: Call) -> Pulling:
+        """Begin to pull what the plan's source has of the prompt; never raises for a peer.
+
+        Returns when the engine may be asked: at once where its connector holds the request, else when all is here.
+        """
         if self.puller is None or self.link is None or plan.source is None or not self._scheduler:
-            return 0
+            return Pulling(None, 0.0)
         if not self._may_pull(plan.model):
-            return 0
-        named = self._pulls.sources(plan, call.parsed.chunks)
-        if not named:
-            self._metrics.pulls.labels("no_address" if call.parsed.chunks else "nothing").inc()
-            return 0
-        sources = list(named.values())
-        chunks = call.parsed.chunks[: max(source.chunks for source in sources)]
-        result = await self.puller.pull(sources, chunks, pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens)))
-        self._pulls.note({source.address: name for name, source in named.items()}, result)
-        if result.blocks:
-            await self.link.flush()
-        return result.blocks
+            return Pulling(None, 0.0)
+        deadline_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens))
+        over = partial(self.link.pulled, rid) if self._holds else None
+        pull = partial(self._pulls.pull, self.puller, self.link, plan, call.parsed.chunks, deadline_s)
+        return await begin(pull, deadline_s, over)
 
     # --- warming
 
@@ -251,11 +256,12 @@ class KvSide:
 
     def _on_hello(self, hello: link.Hello) -> None:
         if hello.role is link.Role.SCHEDULER:
-            self._scheduler = hello.supported
+            self._scheduler, self._holds = hello.supported, hello.holds
         elif hello.rank == 0:
             if self.hello is None or self.hello.fingerprint != hello.fingerprint:
                 self.peers.forget_unlike()
             self.hello = hello
+            self.spill.met(hello.fingerprint)
             self._on_engine(hello)
 
     def _on_gone(self, gone: Gone) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvmigrate.link.server import EngineLink
 from kvmigrate.planner import RateBook
 from kvmigrate.pull import Part, PullResult, Source
+from kvmigrate.puller import Puller
 from node.kv_peers import PeerPulls
 from node.metrics import Metrics
 from node.plan import Plan
@@ -50,6 +52,19 @@ class Pulls:
         if addresses[plan.source] is None:
             return {}
         return {name: Source(where, wanted[name]) for name, where in addresses.items() if where is not None}
+
+    async def pull(self, puller: Puller, link: EngineLink, plan: Plan, chunks: Sequence[int], deadline_s: float) -> int:
+        """Pull what the plan's source has of a prompt's chunks, and let the engine know. Returns the blocks."""
+        named = self.sources(plan, chunks)
+        if not named:
+            self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
+            return 0
+        sources = list(named.values())
+        result = await puller.pull(sources, chunks[: max(source.chunks for source in sources)], deadline_s)
+        self.note({source.address: name for name, source in named.items()}, result)
+        if result.blocks:
+            await link.flush()
+        return result.blocks
 
     def note(self, names: Mapping[str, str], result: PullResult) -> None:
         """Learn from a pull; `names` by address."""

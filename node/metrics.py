@@ -110,6 +110,9 @@ class Metrics:
             "grapevine_pulled_way_bytes", "Bytes of KV pulled, over tcp or on the same host.", ("way",), registry=r
         )
         self.warmed = Counter("grapevine_warmed_blocks", "KV blocks copied to warm this node.", registry=r)
+        self.restored = Counter(
+            "grapevine_restored_blocks", "KV blocks read back from the spill file at the start.", registry=r
+        )
         self.pull_seconds = Histogram("grapevine_pull_seconds", "Time of one pull.", buckets=_SECONDS, registry=r)
         self.corrupt = Counter("grapevine_corrupt_blocks", "KV blocks that failed their check.", registry=r)
         self.remote_errors = Counter(

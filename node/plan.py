@@ -90,7 +90,7 @@ class Plan:
     model: str
     entry: str
     target: str
-    #: Node to pull KV blocks from before the engine sees the request.
+    #: Node to pull KV blocks from before the engine computes the request.
     source: str | None = None
     #: Chunks of the prompt's beginning to come from a cache: the source's, or without one the target's own.
     chunks: int = 0

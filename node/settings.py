@@ -49,6 +49,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "max_queue": (0, 1_000_000),
     "max_body_mib": (1, 4096),
     "kv_pool_gib": (0, 16_384),
+    "kv_spill_gib": (0.001, 16_384),
     "engine_start_timeout_s": (1, 86_400),
     "stop_grace_s": (0, 3600),
 }
@@ -120,6 +121,13 @@ class Settings:
     kv_tls: bool = key(
         False, "Exchange KV blocks over TLS only; on every node of the cluster or on none. Needs a cluster key."
     )
+    kv_spill_dir: str = key(
+        "",
+        "Directory on a disk: the pool's blocks are written there when the node is stopped, and read back at its next "
+        "start. Default: none, the pool of a stopped node is lost.",
+        metavar="DIRECTORY",
+    )
+    kv_spill_gib: float = key(16.0, "Largest file in --kv-spill-dir, GiB; the most used blocks are written first.")
     max_running: int = key(256, "Requests that run on this node's engine at once.")
     max_queue: int = key(1024, "Requests that wait on this node.")
     max_body_mib: int = key(64, "Largest request body, MiB.")
@@ -242,6 +250,11 @@ class Settings:
             other = "" if self.run_dir == _absolute(dirs.default_run_dir()) else f"-{_short_digest(self.run_dir)}"
             return dirs.SHARED_MEMORY / f"grapevine-{os.getuid()}-{self.name}{other}.kv"
         return self.run_dir / f"{self._short_name}.kv"
+
+    @property
+    def spill_path(self) -> Path | None:
+        """File that the pool's blocks are in while the node is stopped; None where they are not kept."""
+        return _absolute(self.kv_spill_dir) / f"{self.name}.kvspill" if self.kv_spill_dir and self.kv else None
 
     @property
     def pool_bytes(self) -> int:

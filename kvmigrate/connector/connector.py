@@ -7,9 +7,8 @@ same class doing nothing: it says so once in the log and to the node, and goes o
 """
 
 import logging
-import os
-import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,21 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvmigrate.connector import identity
 from kvmigrate.connector.metadata import BlockSave, LoadJob
-from kvmigrate.connector.mirror import PoolMirror
-from kvmigrate.connector.regions import map_blocks
-from kvmigrate.connector.reports import LinkReports, PoolFeed
-from kvmigrate.connector.scheduler import SchedulerHalf
-from kvmigrate.connector.slots import PoolSlots
-from kvmigrate.connector.worker import WorkerHalf
-from kvmigrate.errors import LocalError
-from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint
-from kvmigrate.link import Hello, LinkClient, Reset
-from kvmigrate.link.messages import Role
+from kvmigrate.connector.pins import Pins
+from kvmigrate.connector.sides import SchedulerSide, WorkerSide
 
 logger = logging.getLogger("vllm.grapevine")
 
@@ -48,8 +41,21 @@ warnings.filterwarnings("ignore", message="The given buffer is not writable", ca
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM ships no types for its base class
     """Loads to start and saves to make in one engine step; vLLM pickles it from the engine core to every worker."""
 
+    step: int = 0
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SavesDone(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM ships no types for its base class
+    """How many workers are done with the saves of each step; vLLM adds the workers' up for the scheduler half."""
+
+    workers: dict[int, int]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Add another worker's."""
+        assert isinstance(other, SavesDone)
+        return SavesDone(dict(Counter(self.workers) + Counter(other.workers)))
 
 
 class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ships no types for its base class
@@ -65,12 +71,13 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
             self._why_not = f"kv_connector_extra_config has no {LINK_OPTION!r}: the node that owns the pool is unknown"
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._block_size = identity.block_size_of(vllm_config, kv_cache_config)
-        self._scheduler: _SchedulerSide | None = None
-        self._worker: _WorkerSide | None = None
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._pins: Pins | None = None
         if self._why_not and role == KVConnectorRole.SCHEDULER:
             logger.warning("KV migration is off for this engine: %s. It serves without.", self._why_not)
         if role == KVConnectorRole.SCHEDULER and self._link_path:
-            self._scheduler = _SchedulerSide(self._link_path, self._block_size, self._ranks, self._why_not)
+            self._scheduler = SchedulerSide(self._link_path, self._block_size, self._ranks, self._why_not)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -83,6 +90,19 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         return None if vllm_config.model_config.use_mla else "LBHNC"
 
     # --- scheduler half -------------------------------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Saves from a GPU go on beside later steps: their blocks are held until then."""
+        if self._scheduler is not None and not current_platform.is_cpu():
+            self._pins = Pins(gpu_block_pool, self._ranks)
+
+    def has_pending_block_frees(self) -> bool:
+        """Blocks come free by themselves when saves end: nobody needs to be preempted for them."""
+        return bool(self._pins)
+
+    def has_pending_push_work(self) -> bool:
+        """An engine without requests goes on stepping until its saves are reported."""
+        return bool(self._pins)
 
     def on_new_request(self, request: Any) -> None:
         """See SchedulerHalf.on_new_request."""
@@ -116,18 +136,24 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
             return None if groups is None else groups[0]
 
         plan.loads, plan.saves = side.half.plan_step(scheduler_output.num_scheduled_tokens, block_ids_of)
+        plan.step = side.half.step
         if self._why_not:
             plan.saves = []
+        elif self._pins is not None:
+            plan.saves = self._pins.hold(plan.step, plan.saves)
         side.reports.load(side.half.running, side.half.waiting, self._kv_use())
         return plan
 
     def update_connector_output(self, connector_output: Any) -> None:
         """One step has been executed."""
+        done = connector_output.kv_connector_worker_meta
+        if self._pins is not None and isinstance(done, SavesDone):
+            self._pins.release(done.workers)
         if self._scheduler is not None:
             self._scheduler.half.step_done()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """See SchedulerHalf.finished. Blocks are free at once: saves were copied in the step that made them."""
+        """See SchedulerHalf.finished. Blocks are free at once: those that are still being saved are held by `pins`."""
         if self._scheduler is not None:
             half = self._scheduler.half
             half.finished(request)
@@ -149,7 +175,17 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         """Map paged memory and connect to the node."""
         if not self._link_path:
             return
-        self._worker = _WorkerSide.create(self, kv_caches)
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        rank = int(get_tensor_model_parallel_rank())
+        self._worker = WorkerSide.create(
+            self._link_path,
+            self._why_not,
+            vllm_config=self._vllm_config,
+            config=self._kv_cache_config,
+            rank=rank,
+            kv_caches=kv_caches,
+        )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Queue this step's loads."""
@@ -163,11 +199,18 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         """Nothing to do: blocks are saved whole, after the forward pass."""
 
     def wait_for_save(self) -> None:
-        """Copy the blocks that this step completed into the pool."""
+        """Copy the blocks that this step completed into the pool, or begin to."""
         if self._worker is not None:
             self._worker.slots.poll()
-            if self._worker.half is not None:
-                self._worker.half.save(self._plan().saves)
+            plan = self._plan()
+            self._worker.save(plan.step, plan.saves)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Steps whose saves are done."""
+        if self._worker is None or not self._worker.saved:
+            return None
+        saved, self._worker.saved = self._worker.saved, []
+        return SavesDone(dict(Counter(saved)))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Loads that ended since the last step, good or bad."""
@@ -192,81 +235,3 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
     def _plan(self) -> StepPlan:
         plan = self._get_connector_metadata()
         return plan if isinstance(plan, StepPlan) else StepPlan()
-
-
-class _SchedulerSide:
-    """The scheduler half with its link."""
-
-    def __init__(self, link_path: str, block_size: int, ranks: int, why_not: str) -> None:
-        hello = Hello(
-            role=Role.SCHEDULER,
-            rank=0,
-            ranks=ranks,
-            pid=os.getpid(),
-            fingerprint=NO_FINGERPRINT,
-            block_bytes=0,
-            block_size=block_size,
-            supported=not why_not,
-            why=why_not,
-        )
-        self.link = LinkClient(link_path, lambda: hello)
-        self.reports = LinkReports(self.link, time.monotonic)
-        mirror = PoolMirror(ranks)
-        self.half = SchedulerHalf(block_size=block_size, mirror=mirror, reports=self.reports, clock=time.monotonic)
-        self.feed = PoolFeed(self.link, mirror, on_saved=self.half.confirm_saved, on_lost=self.half.forget_pool)
-        self.feed.poll()
-
-    def reset(self) -> bool:
-        """Ask the node to drop the pool's contents. False when it could not be told."""
-        self.half.forget_pool()
-        return self.link.send(Reset())
-
-
-class _WorkerSide:
-    """The worker half with its link; `half` is None when this engine does not take part."""
-
-    def __init__(self, slots: PoolSlots, half: WorkerHalf | None) -> None:
-        self.slots = slots
-        self.half = half
-        slots.poll()
-
-    @classmethod
-    def create(cls, connector: GrapevineConnector, kv_caches: dict[str, torch.Tensor]) -> "_WorkerSide":
-        """Map the memory, take the fingerprint, connect."""
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
-
-        why_not = connector._why_not
-        rank = int(get_tensor_model_parallel_rank())
-        memory = None
-        fingerprint = Fingerprint()
-        if not why_not:
-            config = connector._kv_cache_config
-            try:
-                memory = map_blocks(kv_caches, config.kv_cache_tensors, config.num_blocks)
-                fingerprint = identity.fingerprint_of(connector._vllm_config, config, memory, next(iter(kv_caches)))
-            except LocalError as error:
-                why_not = str(error)
-                logger.warning("KV migration is off for this engine: %s. It serves without.", why_not)
-        if fingerprint.missing and not why_not:
-            logger.warning("KV blocks are not shared: %s unknown", ", ".join(fingerprint.missing))
-        hello = Hello(
-            role=Role.WORKER,
-            rank=rank,
-            ranks=connector._ranks,
-            pid=os.getpid(),
-            fingerprint=fingerprint.digest(),
-            block_bytes=memory.block_bytes if memory is not None else 0,
-            block_size=connector._block_size,
-            supported=not why_not,
-            why=why_not,
-            fields=fingerprint.to_fields(),
-        )
-        slots = PoolSlots(LinkClient(connector._link_path, lambda: hello), rank, hello.block_bytes)
-        half = None if memory is None else WorkerHalf(memory, slots, rank, time.monotonic)
-        return cls(slots, half)
-
-    def close(self) -> None:
-        """Stop the load thread, then the link."""
-        if self.half is not None:
-            self.half.close()
-        self.slots.close()

@@ -83,10 +83,11 @@ def fingerprint_of(vllm_config: Any, kv_cache_config: Any, memory: BlockMemory, 
 
 def _model_digest(vllm_config: Any) -> str:
     model = vllm_config.model_config
-    if str(vllm_config.load_config.load_format).endswith("dummy"):
-        return f"dummy-seed-{model.seed}"
+    # Weights drawn at random follow from the seed and from the shape that the configuration gives them.
+    drawn = str(vllm_config.load_config.load_format).endswith("dummy")
     try:
-        return digest_of_model(_model_directory(str(model.model), model.revision))
+        digest = digest_of_model(_model_directory(str(model.model), model.revision))
+        return f"dummy-seed-{model.seed}-{digest}" if drawn and digest else digest
     except Exception as error:  # huggingface_hub raises many kinds; each means "unknown model", which never matches
         logger.warning("cannot identify the model's files (%s): KV blocks will not be shared with peers", error)
         return ""

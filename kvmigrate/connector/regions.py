@@ -3,11 +3,11 @@
 vLLM allocates each set of same-shaped layers as one buffer and says where layer `l`'s page of block `b` lies:
 `offset + l * layer_stride + b * block_stride` (vllm/v1/kv_cache_interface.py, `KVCacheTensor`). That is enough to see
 the buffer as `[blocks, layers, page bytes]` whatever the attention backend's logical shape is, so a block is copied
-with one torch operation per buffer, on CPU and on CUDA alike. Logical shape is not physical layout; only layouts whose
-pages are one contiguous run of bytes are accepted (`is_block_compact`).
+with one torch operation per buffer (`copies`), on CPU and on CUDA alike. Logical shape is not physical layout; only
+layouts whose pages are one contiguous run of bytes are accepted (`is_block_compact`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,31 +43,25 @@ class Region:
 
 
 class BlockMemory:
-    """Copies whole blocks between paged memory and pool slots. A slot holds the regions one after another."""
+    """Whole blocks in paged memory beside pool slots. A slot holds the regions one after another."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self._regions = tuple(regions)
         self.block_bytes = sum(region.nbytes for region in self._regions)
         self.blocks = min(int(region.view.shape[0]) for region in self._regions)
+        self.device = self._regions[0].view.device
 
     @property
     def layout(self) -> str:
         """Physical order of a slot's bytes, for the fingerprint: `layers x page bytes` per buffer."""
         return "+".join(f"{region.view.shape[1]}x{region.view.shape[2]}" for region in self._regions)
 
-    def save(self, block_id: int, slot: memoryview) -> None:
-        """Copy a paged block into a slot of `block_bytes` bytes. On CUDA it is ordered after queued kernels."""
-        target = torch.frombuffer(slot, dtype=torch.uint8)
+    def parts(self, block_id: int, slot: memoryview) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of equal shape, one a region: the paged block's bytes, and where they lie in the slot."""
+        whole = torch.frombuffer(slot, dtype=torch.uint8)
         for region in self._regions:
-            part = target[region.offset : region.offset + region.nbytes]
-            part.view(region.view.shape[1:]).copy_(region.view[block_id])
-
-    def load(self, block_id: int, slot: memoryview) -> None:
-        """Copy a slot of `block_bytes` bytes into a paged block; it is in place when this returns."""
-        source = torch.frombuffer(slot, dtype=torch.uint8)
-        for region in self._regions:
-            part = source[region.offset : region.offset + region.nbytes]
-            region.view[block_id].copy_(part.view(region.view.shape[1:]))
+            part = whole[region.offset : region.offset + region.nbytes]
+            yield region.view[block_id], part.view(region.view.shape[1:])
 
 
 def map_blocks(

@@ -16,6 +16,7 @@ from kvmigrate.link import (
     Message,
     Pool,
     Prefilled,
+    Pulled,
     Started,
 )
 
@@ -58,7 +59,10 @@ class LinkReports:
 
 
 class PoolFeed:
-    """Applies the node's messages to the mirror. `on_saved` hears of new blocks, `on_lost` of a dropped pool."""
+    """Applies the node's messages to the mirror.
+
+    `on_saved` hears of new blocks, `on_lost` of a dropped pool, `on_pulled` of a request whose pull is over.
+    """
 
     def __init__(
         self,
@@ -67,11 +71,13 @@ class PoolFeed:
         *,
         on_saved: Callable[[list[bytes]], None],
         on_lost: Callable[[], None],
+        on_pulled: Callable[[str], None] = lambda rid: None,
     ) -> None:
         self._link = link
         self._mirror = mirror
         self._on_saved = on_saved
         self._on_lost = on_lost
+        self._on_pulled = on_pulled
 
     def poll(self) -> None:
         """Take what the node has sent; returns at once."""
@@ -85,6 +91,8 @@ class PoolFeed:
                 self._on_saved([item.block_hash for item in message.items])
             case Drop():
                 self._mirror.drop(message.hashes)
+            case Pulled():
+                self._on_pulled(message.rid)
             case Pool() | Clear():
                 self._on_lost()
             case Disconnected():

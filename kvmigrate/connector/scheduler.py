@@ -9,6 +9,8 @@ It runs inside vLLM's `schedule()` and must never wait. Contract with vLLM 0.32 
 4. A block may be saved in the step that completes it: `i < min((computed + scheduled) // block_size, len(hashes))`.
 5. A request whose KV depends on more than its block hashes say (LoRA contents, multimodal features, prompt
    embeddings) neither loads nor saves: refused, not guessed.
+6. A request that came while its blocks are still being pulled keeps its place in vLLM's queue and is passed over until
+   they are here, no longer than its node said (`holds`); vLLM schedules whoever stands behind it meanwhile.
 
 Everything is keyed by vLLM's request id. The node's own id (`rid`) comes in `kv_transfer_params` and is used only in
 reports; of several engine requests under one rid (`n > 1`) only the first one reports.
@@ -19,11 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvmigrate.connector.holds import Holds
 from kvmigrate.connector.metadata import BlockLoad, BlockSave, LoadJob
 from kvmigrate.connector.mirror import PoolMirror
 
 RID_FIELD = "grapevine"
-"""Key in `kv_transfer_params` under which the node passes `{"rid": ...}`."""
+"""Key in `kv_transfer_params` under which the node passes `{"rid": ..., "hold_s": ...}`."""
 
 MAX_UNREPORTED_STEPS = 1024
 """Steps whose completion vLLM has not reported yet; it runs at most a few ahead, so the bound only guards a leak."""
@@ -88,7 +91,8 @@ class SchedulerHalf:
         self._reporting: set[str] = set()
         self._loads: list[LoadJob] = []
         self._saving: dict[bytes, int] = {}
-        self._step = 0
+        self._holds = Holds(clock)
+        self.step = 0  #: the last one planned
         self._prefilled_in_step: deque[list[str]] = deque(maxlen=MAX_UNREPORTED_STEPS)
 
     @property
@@ -103,18 +107,25 @@ class SchedulerHalf:
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Start to follow a request."""
-        rid = _rid_of(request)
+        rid, hold_s = _ours(request)
+        if rid is not None and hold_s > 0:
+            self._holds.begin(request.request_id, rid, hold_s)
         if rid in self._reporting:
             rid = None
         if rid is not None:
             self._reporting.add(rid)
         self._tracked[request.request_id] = _Tracked(request, rid, _is_migratable(request))
 
-    def matched(self, request: EngineRequest, computed_tokens: int) -> tuple[int, bool]:
-        """Tokens that the pool can add to `computed_tokens`, and whether they load asynchronously (they always do)."""
+    def matched(self, request: EngineRequest, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that the pool can add to `computed_tokens`, and whether they load asynchronously (they always do).
+
+        None: ask again in the next step, its blocks are on their way.
+        """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or not tracked.migratable or request.skip_reading_prefix_cache:
             return 0, False
+        if self._holds.waits(request.request_id):
+            return None, False
         tracked.local_tokens = computed_tokens
         if tracked.loaded_at_preemption == request.num_preemptions:
             return 0, False
@@ -141,7 +152,7 @@ class SchedulerHalf:
         self, scheduled_tokens: Mapping[str, int], block_ids_of: Callable[[str], Sequence[int] | None]
     ) -> tuple[list[LoadJob], list[BlockSave]]:
         """Loads and saves of the step that vLLM is about to run: called once per step, empty steps included."""
-        self._step += 1
+        self.step += 1
         loads, self._loads = self._loads, []
         saves: list[BlockSave] = []
         prefilled: list[str] = []
@@ -169,6 +180,7 @@ class SchedulerHalf:
 
     def finished(self, request: EngineRequest) -> None:
         """The request ended, was aborted or failed: report the blocks it filled and forget it."""
+        self._holds.end(request.request_id)
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None or tracked.rid is None:
             return
@@ -177,13 +189,18 @@ class SchedulerHalf:
             self._report_filled(tracked, tracked.rid, min(request.num_computed_tokens, request.num_tokens))
         self._reports.finished(tracked.rid)
 
+    def pull_over(self, rid: str) -> None:
+        """The pull for a request has ended: it may be scheduled with whatever came."""
+        self._holds.over(rid)
+
     def confirm_saved(self, hashes: Iterable[bytes]) -> None:
         """The pool announced these blocks: saves in flight for them are over."""
         for block_hash in hashes:
             self._saving.pop(block_hash, None)
 
     def forget_pool(self) -> None:
-        """The pool was cleared or the node went away: nothing is held, nothing is being saved."""
+        """The pool was cleared or the node went away: it holds nothing, and nothing is being saved or pulled."""
+        self._holds.clear()
         self._mirror.clear()
         self._saving.clear()
         for tracked in self._tracked.values():
@@ -213,7 +230,7 @@ class SchedulerHalf:
         if block_ids is None:
             return []
         for i in wanted:
-            self._saving[hashes[i]] = self._step
+            self._saving[hashes[i]] = self.step
             if len(self._saving) > MAX_SAVES_IN_FLIGHT:
                 self._saving.pop(next(iter(self._saving)))
         return [BlockSave(block_ids[i], hashes[i]) for i in wanted]
@@ -222,7 +239,7 @@ class SchedulerHalf:
         if block_hash in self._mirror:
             return False
         since = self._saving.get(block_hash)
-        return since is None or self._step - since > SAVE_PATIENCE_STEPS
+        return since is None or self.step - since > SAVE_PATIENCE_STEPS
 
     def _report_prefill(self, tracked: _Tracked, rid: str) -> None:
         if tracked.started_at is not None:
@@ -237,12 +254,14 @@ class SchedulerHalf:
             self._reports.filled(rid, hashes[:full], full * self._block_size)
 
 
-def _rid_of(request: EngineRequest) -> str | None:
-    """The node's id for this request, or None when the request did not come through a node."""
+def _ours(request: EngineRequest) -> tuple[str | None, float]:
+    """The node's id for this request, None when it did not come through a node; and how long to hold it, seconds."""
     params = request.kv_transfer_params
     ours = params.get(RID_FIELD) if isinstance(params, Mapping) else None
-    rid = ours.get("rid") if isinstance(ours, Mapping) else None
-    return rid if isinstance(rid, str) and rid else None
+    if not isinstance(ours, Mapping):
+        return None, 0.0
+    rid, hold_s = ours.get("rid"), ours.get("hold_s")
+    return rid if isinstance(rid, str) and rid else None, float(hold_s) if isinstance(hold_s, int | float) else 0.0
 
 
 def _is_migratable(request: EngineRequest) -> bool:

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvmigrate.connector.metadata import SlotRef
-from kvmigrate.digest import block_digest
 from kvmigrate.errors import KvError
 from kvmigrate.link import (
     Clear,
     Corrupt,
     Disconnected,
+    Failed,
     Grant,
     LinkClient,
     Loaded,
@@ -33,8 +33,10 @@ logger = logging.getLogger("vllm.grapevine")
 class PoolSlots:
     """Implements `worker.SlotAccess` over a link and a pool file."""
 
-    def __init__(self, link: LinkClient, rank: int, block_bytes: int) -> None:
+    def __init__(self, link: LinkClient, rank: int, block_bytes: int, *, pinned: bool = False) -> None:
         self._link = link
+        # CUDA pins only memory that may be written. Nobody writes through what `read` shows.
+        self._pinned = pinned
         self._rank = rank
         self._block_bytes = block_bytes
         self._writer: PoolReader | None = None
@@ -60,25 +62,20 @@ class PoolSlots:
         self._short += 1
         return None
 
-    def stored(self, items: Sequence[tuple[SlotGrant, bytes]]) -> None:
-        """Digest the slots just written and hand them to the node."""
-        if self._writer is None:
-            return
+    def stored(self, items: Sequence[tuple[SlotGrant, bytes, bytes]]) -> None:
+        """Hand written slots to the node. It drops those that are no longer ours."""
         self._link.send(
             Stored(
                 tuple(
-                    StoredItem(
-                        grant.slot,
-                        grant.generation,
-                        block_hash,
-                        self._rank,
-                        self._block_bytes,
-                        block_digest(self._writer.view(grant.slot)),
-                    )
-                    for grant, block_hash in items
+                    StoredItem(grant.slot, grant.generation, block_hash, self._rank, self._block_bytes, digest)
+                    for grant, block_hash, digest in items
                 )
             )
         )
+
+    def unused(self, grants: Sequence[SlotGrant]) -> None:
+        """Give slots back that nothing came of."""
+        self._link.send(Failed(tuple(grant.slot for grant in grants)))
 
     def read(self, ref: SlotRef, block_hash: bytes, copy: Callable[[memoryview], None]) -> ReadFault | None:
         """Copy a block out of the pool (load thread)."""
@@ -123,7 +120,7 @@ class PoolSlots:
             return
         try:
             self._writer = PoolReader(pool.path, writable=True)
-            self._reader = PoolReader(pool.path)
+            self._reader = PoolReader(pool.path, writable=self._pinned)
         except KvError as error:
             logger.warning("cannot use the node's KV pool: %s", error)
             self._forget()
@@ -133,7 +130,7 @@ class PoolSlots:
             path = self._writer.path
             try:
                 self._writer.refresh()
-                self._reader = PoolReader(path)
+                self._reader = PoolReader(path, writable=self._pinned)
             except KvError as error:
                 logger.warning("cannot use the node's KV pool any more: %s", error)
                 self._forget()

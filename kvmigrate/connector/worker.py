@@ -2,7 +2,8 @@
 
 Rules:
 1. The engine never waits for the node. Without a granted slot a save is skipped and counted, not delayed.
-2. Saves are copied in `save`, after the forward pass that completed the block and before vLLM may reuse it.
+2. Saves are copied after the forward pass that completed the block and before vLLM may reuse it: on a CPU within
+   `save`, on a GPU in a thread, while `pins` keeps the blocks. Each step's saves are reported done exactly once.
 3. Loads run on one background thread. A job is reported finished exactly once, whether it succeeded, failed or its
    request was aborted, and only after the thread has stopped writing its blocks.
 4. A block counts as loaded only if the slot header named the wanted hash and generation before and after the copy and
@@ -13,11 +14,13 @@ Rules:
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvmigrate.connector.copies import Copies, Fence
 from kvmigrate.connector.metadata import BlockLoad, BlockSave, LoadJob, SlotRef
+from kvmigrate.connector.saving import Save, SaveBatch, SavesInPlace, SavesInThread
 from kvmigrate.link.messages import SlotGrant
 from kvmigrate.reader import ReadFault
 
@@ -25,13 +28,6 @@ logger = logging.getLogger("vllm.grapevine")
 
 STOP_LIMIT_S = 5.0
 """How long `close` waits for a copy in progress; one block takes milliseconds."""
-
-
-class Memory(Protocol):
-    """Paged memory, block by block (`regions.BlockMemory`)."""
-
-    def save(self, block_id: int, slot: memoryview) -> None: ...  # noqa: D102
-    def load(self, block_id: int, slot: memoryview) -> None: ...  # noqa: D102
 
 
 class SlotAccess(Protocol):
@@ -43,8 +39,11 @@ class SlotAccess(Protocol):
     def begin_write(self) -> tuple[SlotGrant, memoryview] | None:
         """Take a granted slot and its writable bytes, or None when the node has granted none."""
 
-    def stored(self, items: Sequence[tuple[SlotGrant, bytes]]) -> None:
-        """Tell the node which (slot, block hash) are complete; it indexes them."""
+    def stored(self, items: Sequence[tuple[SlotGrant, bytes, bytes]]) -> None:
+        """Tell the node which (slot, block hash, digest) are complete; it indexes them."""
+
+    def unused(self, grants: Sequence[SlotGrant]) -> None:
+        """Give slots back that nothing came of."""
 
     def read(self, ref: SlotRef, block_hash: bytes, copy: Callable[[memoryview], None]) -> ReadFault | None:
         """Copy the slot's bytes if they are that block's; None when they were, before and after the copy."""
@@ -78,18 +77,19 @@ class WorkerCounters:
 
 
 class WorkerHalf:
-    """Saves in the caller's thread, loads in its own."""
+    """Use it in the engine's main thread."""
 
-    def __init__(self, memory: Memory, slots: SlotAccess, rank: int, clock: Callable[[], float]) -> None:
-        self._memory = memory
+    def __init__(self, copies: Copies, slots: SlotAccess, rank: int, clock: Callable[[], float]) -> None:
+        self._copies = copies
         self._slots = slots
         self._rank = rank
         self._clock = clock
         self.counters = WorkerCounters()
         # Unbounded by type, bounded by vLLM: at most one job per request that it holds blocks for.
-        self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[LoadJob, Fence | None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
         self._failed: set[int] = set()
+        self._saves = SavesInThread(copies) if copies.overlapped else SavesInPlace(copies)
         self._thread = threading.Thread(target=self._load_forever, name="grapevine-load", daemon=True)
         self._thread.start()
 
@@ -98,25 +98,36 @@ class WorkerHalf:
 
         The scheduler half may know the pool before we do: the first step of an engine can be one that loads.
         """
-        if jobs:
-            self._slots.poll()
+        if not jobs:
+            return
+        self._slots.poll()
+        after = self._copies.fence()
         for job in jobs:
-            self._jobs.put(job)
+            self._jobs.put((job, after))
 
-    def save(self, saves: Iterable[BlockSave]) -> None:
-        """Copy finished blocks into granted slots and report them in one message."""
-        stored: list[tuple[SlotGrant, bytes]] = []
+    def save(self, step: int, saves: Sequence[BlockSave]) -> None:
+        """Save finished blocks into granted slots. Each step that has saves ends in `take_saved`, once."""
+        if not saves:
+            return
+        granted: list[Save] = []
         for save in saves:
-            granted = self._slots.begin_write()
-            if granted is None:
-                self.counters.skipped_saves += 1
-                continue
-            grant, target = granted
-            self._memory.save(save.block_id, target)
-            stored.append((grant, save.block_hash))
-        if stored:
-            self.counters.saved_blocks += len(stored)
-            self._slots.stored(stored)
+            place = self._slots.begin_write()
+            if place is not None:
+                granted.append(Save(save.block_id, save.block_hash, *place))
+        self.counters.skipped_saves += len(saves) - len(granted)
+        self._saves.submit(SaveBatch(step, self._copies.fence() if granted else None, tuple(granted)))
+
+    def take_saved(self) -> list[int]:
+        """Steps whose saves have ended since the last call; the node is told of their blocks."""
+        steps: list[int] = []
+        for batch in self._saves.finished():
+            steps.append(batch.step)
+            self.counters.saved_blocks += len(batch.stored)
+            if batch.stored:
+                self._slots.stored(batch.stored)
+            if batch.failed:
+                self._slots.unused(batch.failed)
+        return steps
 
     def take_finished(self) -> set[str]:
         """Requests whose load has ended since the last call. Call it before `take_failed` in the same step."""
@@ -138,31 +149,33 @@ class WorkerHalf:
         return failed
 
     def close(self) -> None:
-        """Let the copy in progress end and stop the thread. Idempotent."""
+        """Let the copies in progress end and stop the threads. Idempotent."""
         self._jobs.put(None)
+        self._saves.close(STOP_LIMIT_S)
         self._thread.join(STOP_LIMIT_S)
+        self._copies.close()
 
     def _load_forever(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self._results.put(self._load(job))
+        while (asked := self._jobs.get()) is not None:
+            self._results.put(self._load(*asked))
 
-    def _load(self, job: LoadJob) -> LoadResult:
+    def _load(self, job: LoadJob, after: Fence | None) -> LoadResult:
         began = self._clock()
         good = 0
         corrupt: list[int] = []
         try:
-            while good < len(job.blocks) and self._load_block(job.blocks[good], corrupt):
+            while good < len(job.blocks) and self._load_block(job.blocks[good], after, corrupt):
                 good += 1
         except Exception:  # a job that is never reported leaves its request asleep and its blocks leaked for ever
             logger.exception("loading KV blocks of request %s failed; it will be recomputed", job.request_id)
         failed = frozenset(block.block_id for block in job.blocks[good:])
         return LoadResult(job, good, failed, tuple(corrupt), self._clock() - began)
 
-    def _load_block(self, block: BlockLoad, corrupt: list[int]) -> bool:
+    def _load_block(self, block: BlockLoad, after: Fence | None, corrupt: list[int]) -> bool:
         ref = next((ref for ref in block.slots if ref.rank == self._rank), None)
         if ref is None:
             return False
-        fault = self._slots.read(ref, block.block_hash, lambda data: self._memory.load(block.block_id, data))
+        fault = self._slots.read(ref, block.block_hash, lambda data: self._copies.load(block.block_id, data, after))
         if fault is ReadFault.CORRUPT:
             corrupt.append(ref.slot)
         return fault is None

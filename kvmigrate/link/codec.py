@@ -189,6 +189,7 @@ def _hello(v: Fields) -> m.Hello:
         supported=_bool(v, "supported"),
         why=_text(v, "why"),
         fields=_readable(v),
+        holds=_bool(v, "holds"),
     )
 
 
@@ -255,12 +256,13 @@ _DECODERS: Final[dict[str, Callable[[Fields], m.Message]]] = {
     "clear": lambda v: m.Clear(_int(v, "epoch")),
     "add": _add,
     "drop": lambda v: m.Drop(_hashes(v)),
+    "pulled": lambda v: m.Pulled(_text(v, "rid")),
 }
 
 _NAMES: Final[dict[type, str]] = {
     kind: kind.__name__.lower()
     for kind in (
         m.Hello, m.Started, m.Prefilled, m.Filled, m.Finished, m.Load, m.Reset, m.Stored, m.Want, m.Failed, m.Loaded,
-        m.Corrupt, m.Pool, m.Grant, m.Clear, m.Add, m.Drop,
+        m.Corrupt, m.Pool, m.Grant, m.Clear, m.Add, m.Drop, m.Pulled,
     )
 }  # fmt: skip

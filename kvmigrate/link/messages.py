@@ -5,7 +5,7 @@ engine -> node   Hello first, once a connection. Then
                  worker half:    Stored, Want, Failed, Loaded, Corrupt
 node -> engine   Pool first; again whenever the pool's contents were dropped or its geometry changed
                  worker half:    Grant, Clear
-                 scheduler half: Add, Drop, Clear
+                 scheduler half: Add, Drop, Clear, Pulled
 local            Disconnected: what `LinkClient.poll` reports by itself, never sent
 
 Rules:
@@ -73,6 +73,7 @@ class Hello:
     supported: bool = True
     why: str = ""
     fields: Mapping[str, str | int] = field(default_factory=dict)  #: readable fingerprint
+    holds: bool = False  #: a scheduler half that keeps a request waiting until its `Pulled` has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulled:
+    """The pull for a request is over, whatever came of it; its blocks were added before."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """Local: the node went away. Grants and mirror are void until the next `Pool`."""
 
@@ -212,5 +220,5 @@ class Disconnected:
 FromScheduler = Started | Prefilled | Filled | Finished | Load | Reset
 FromWorker = Stored | Want | Failed | Loaded | Corrupt
 FromEngine = Hello | FromScheduler | FromWorker
-ToEngine = Pool | Grant | Clear | Add | Drop
+ToEngine = Pool | Grant | Clear | Add | Drop | Pulled
 Message = FromEngine | ToEngine

@@ -97,6 +97,12 @@ class EngineLink:
             return False
         return True
 
+    def pulled(self, rid: str) -> None:
+        """Tell schedulers that the pull for a request is over; they know of its blocks by then."""
+        self._deliver()
+        for session in self._told(m.Role.SCHEDULER):
+            session.send(m.Pulled(rid))
+
     def status(self) -> LinkStatus:
         """Say who is connected and whether blocks can move."""
         return LinkStatus(

@@ -28,19 +28,26 @@ def carries_kv_params(body: dict[str, object]) -> bool:
 
 
 def splice(
-    body: bytes, rid: str | None, *, has_kv_params: bool, ask_ids: bool = False, strip_ids: bool = False
+    body: bytes,
+    rid: str | None,
+    *,
+    has_kv_params: bool,
+    hold_s: float = 0.0,
+    ask_ids: bool = False,
+    strip_ids: bool = False,
 ) -> bytes:
     """The JSON object `body` with `{"grapevine": {"rid": rid}}` as its transfer parameters.
 
-    `rid` None: insert none (an engine without our connector). `ask_ids`: insert `return_token_ids` as well.
-    `has_kv_params` and `strip_ids` are what `parse_request` found; only then the body is parsed again. The body must be
-    one that `parse_request` accepted as JSON.
+    `rid` None: insert none (an engine without our connector). `hold_s` is inserted beside it when it is not 0.
+    `ask_ids`: insert `return_token_ids` as well. `has_kv_params` and `strip_ids` are what `parse_request` found; only
+    then the body is parsed again. The body must be one that `parse_request` accepted as JSON.
     """
     if has_kv_params or (ask_ids and strip_ids):
         body = _strip(body, ids=ask_ids)
     members = []
     if rid is not None:
-        members.append(b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": {"rid": rid}})))
+        ours = {"rid": rid, "hold_s": hold_s} if hold_s else {"rid": rid}
+        members.append(b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": ours})))
     if ask_ids:
         members.append(b'"%s":true' % IDS_FIELD.encode())
     if not members:

@@ -2,8 +2,8 @@
 
 Rules:
 1. Admission is decided on live state at this moment, for our own clients and for peers alike: a place or `Busy`.
-2. KV blocks are pulled before the engine sees the request, within a deadline; whatever the pull does, the engine
-   is asked next. It looks up its own exact block hashes, so a pull can only save time.
+2. KV blocks are pulled before the engine computes the request, within a deadline; whatever the pull does, the request
+   is computed next. The engine looks up its own exact block hashes, so a pull can only save time.
 3. The engine learns a request id of ours (unique per attempt, never the client's) only when our connector runs in
    it and the endpoint takes transfer parameters; a client's own parameters never reach it.
 4. Place, meter and KV bookkeeping end exactly once, with the attempt.
@@ -21,6 +21,7 @@ from typing import Protocol
 from node.admission import Admission, Place
 from node.engine.client import EngineAddress
 from node.engine.vitals import Look
+from node.kv_pulling import Pulling
 from node.load import LoadVector
 from node.meter import LoadMeter
 from node.plan import Plan
@@ -107,8 +108,8 @@ class Kv(Protocol):
         """The engine is about to get this request."""
         ...
 
-    async def pull(self, plan: Plan, call: Call) -> int:
-        """Pull what the plan's source has; returns the number of blocks, 0 when nothing came. Bounded time."""
+    async def begin_pull(self, rid: str, plan: Plan, call: Call) -> Pulling:
+        """Begin to pull what the plan's source has; returns when the engine may be asked. Bounded time."""
         ...
 
     def cached(self, rid: str) -> int | None:
@@ -179,8 +180,8 @@ class LocalRunner:
         )
         headers: HeaderList = []
         if plan.source is not None and plan.source != plan.target:
-            blocks = await self._kv.pull(plan, call)
-            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(blocks))]
+            work.pulling = await self._kv.begin_pull(work.rid, plan, call)
+            limit += work.pulling.hold_s
         work.begin()
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         most = self._deadlines.first_byte_max_s
@@ -191,6 +192,8 @@ class LocalRunner:
         if engine_died(upstream.status, first):
             upstream.close()
             raise UpstreamBrokenError("its engine died")
+        if work.pulling is not None and plan.source is not None:
+            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(work.pulling.blocks))]
         cached = self._kv.cached(work.rid)
         if cached is not None:
             headers.append((CACHED_HEADER, str(cached)))
@@ -221,6 +224,7 @@ class LocalRunner:
         return splice(
             parsed.body,
             work.rid if ours else None,
+            hold_s=work.pulling.hold_s if work.pulling is not None else 0.0,
             has_kv_params=parsed.has_kv_params,
             ask_ids=ask_ids,
             strip_ids=carriage is not None and carriage.strip_ids,
@@ -247,6 +251,7 @@ class _Work:
         self._clock = runner._clock
         self._watch = runner._watch
         self.sentry: Sentry | None = None
+        self.pulling: Pulling | None = None
         self.streaming = False
         self._metered = False
         self._open = True
@@ -281,6 +286,8 @@ class _Work:
             # It knows us: a cycle would hold the body until the collector comes.
             sentry, self.sentry = self.sentry, None
             sentry.close()
+        if self.pulling is not None:
+            self.pulling.drop()
         self._place.leave()
         self._kv.end(self.rid, whole=whole and self.answered)
         if self._metered:

@@ -3,7 +3,10 @@
 Three nodes with SmolLM2-135M: a holder, a puller, and one without a pool (`--no-kv`). Each prompt is new, so `cold` is
 a whole prefill; `local` is the same prompt again at its holder, `pulled` the holder's blocks fetched by the puller.
 Throughput: short prompts that nobody shares, at the holder (connector on, nothing to migrate) and at the node without
-a pool, in turns.
+a pool, in turns: each round asks one, then the other, and the next round the other way round.
+
+A second, larger model has the shape of SmolLM2-360M and random weights (`randommodel`): the times and the bytes are
+those of a model of that size, what it says is not looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import randommodel
 from localcluster import LocalCluster
 
 from benches.result import Result, say
@@ -30,9 +34,13 @@ from benches.result import Result, say
 TARGETS = {
     "pulled_over_cold_n3500": ("<=", 0.08),
     "pulled_over_local_n3500": ("<=", 1.5),
+    "larger_pulled_over_cold_n3500": ("<=", 0.08),
+    "larger_pulled_over_local_n3500": ("<=", 1.5),
     "throughput_with_connector": (">=", 0.98),
 }
+PARTS = ("ttft", "throughput", "larger")
 MODEL = "SmolLM2-135M-Instruct"
+LARGER = "larger"
 HOLDER, PULLER, PLAIN = "holder", "puller", "plain"
 WORDS = (
     "anchor", "barley", "candle", "dune", "ember", "ferry", "garden", "harbour", "island", "juniper", "kettle",
@@ -41,89 +49,114 @@ WORDS = (
 )  # fmt: skip
 #: Answers are short where the first token counts, longer where the throughput does.
 FIRST_TOKENS = 4
-LOAD_REQUESTS, LOAD_AT_A_TIME, LOAD_WORDS, LOAD_TOKENS = 12, 6, 60, 48
+LOAD_REQUESTS, LOAD_AT_A_TIME, LOAD_WORDS, LOAD_TOKENS = 6, 6, 60, 32
 PATIENCE_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this bench."""
-    parser.add_argument("--tokens", default="512,1000,2000,3500", help="prompt lengths (512,1000,2000,3500)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"what to measure ({','.join(PARTS)})")
+    parser.add_argument("--tokens", default="512,1000,2000,3500,7800", help="prompt lengths (512,1000,2000,3500,7800)")
+    parser.add_argument("--larger-tokens", default="1000,3500", help="prompt lengths of the larger model (1000,3500)")
     parser.add_argument("--repeats", type=int, default=3, help="prompts per length (3)")
-    parser.add_argument("--rounds", type=int, default=4, help="rounds of the throughput, per node (4)")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of the throughput, per node (12)")
     parser.add_argument("--dtype", default="auto", help="of the engines: auto is bfloat16, float32 is slower (auto)")
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure everything. Three engines need about two minutes to start on two cores."""
+    """Measure everything. The engines of one part need about a minute to start on two cores."""
     result = Result("migrate", TARGETS)
-    lengths = [int(length) for length in options.tokens.split(",")]
-    repeats, rounds = (1, 1) if options.quick else (options.repeats, options.rounds)
-    with tempfile.TemporaryDirectory() as name:
-        asyncio.run(
-            _measure(result, Path(name), options.dtype, lengths[-1:] if options.quick else lengths, repeats, rounds)
-        )
-    result.note(
-        f"engines: {MODEL}, dtype {options.dtype}, three on this machine; the other two idle while one is measured"
-    )
+    asyncio.run(_parts(result, options))
+    result.note(f"engines: {MODEL}, dtype {options.dtype}, on this machine; the others idle while one is measured")
     result.note("sizes are prompt tokens as the engine counts them, to within a few per cent")
+    if LARGER in options.parts.split(","):
+        result.note("larger: random weights in the shape of SmolLM2-360M (32 layers, 960 wide, 5 KV heads)")
     return result
 
 
-async def _measure(  # noqa: PLR0917 - one call
-    result: Result, workdir: Path, dtype: str, lengths: list[int], repeats: int, rounds: int
-) -> None:
+async def _parts(result: Result, options: argparse.Namespace) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # or the nodes would stay behind
-    async with _cluster(workdir, dtype, max(lengths)) as client:
-        scale = await client.words_per_token()
-        seeds = itertools.count(1)
-        for length in lengths:
-            words = int(length * scale)
-            rows = [await client.one(next(seeds), words) for _ in range(repeats)]
-            cold, local, pulled = (statistics.median(row[place] for row in rows) for place in range(3))
-            suffix = f"n{length}"
-            result.add(f"ttft_cold_s_{suffix}", cold)
-            result.add(f"ttft_local_s_{suffix}", local)
-            result.add(f"ttft_pulled_s_{suffix}", pulled)
-            result.add(f"pulled_over_cold_{suffix}", statistics.median(row[2] / row[0] for row in rows))
-            result.add(f"pulled_over_local_{suffix}", statistics.median(row[2] / row[1] for row in rows))
-        await client.load(PLAIN, next(seeds))
-        await client.load(HOLDER, next(seeds))
-        ratios, rates = [], []
-        for turn in range(rounds):
-            order = (HOLDER, PLAIN) if turn % 2 == 0 else (PLAIN, HOLDER)
-            rate = {name: await client.load(name, next(seeds)) for name in order}
-            ratios.append(rate[HOLDER] / rate[PLAIN])
-            rates.append(rate[HOLDER])
-        result.add("throughput_with_connector", statistics.median(ratios))
-        result.add("throughput_tokens_s", statistics.median(rates))
+    parts = options.parts.split(",")
+    repeats, rounds = (1, 1) if options.quick else (options.repeats, options.rounds)
+    lengths, larger = (_lengths(text, options.quick) for text in (options.tokens, options.larger_tokens))
+    engine = ("--dtype", options.dtype)
+    if "ttft" in parts:
+        async with _cluster((HOLDER, PULLER), engine, max(lengths)) as client:
+            await _first_tokens(result, client, lengths, repeats)
+    if "throughput" in parts:
+        async with _cluster((HOLDER, PLAIN), engine, 1000) as client:
+            await _throughput(result, client, rounds)
+    if LARGER in parts:
+        with tempfile.TemporaryDirectory() as name:
+            model = randommodel.make_model(Path(name) / LARGER, randommodel.LARGER)
+            async with _cluster((HOLDER, PULLER), (*engine, *randommodel.ENGINE_ARGS), max(larger), model) as client:
+                await _first_tokens(result, client, larger, repeats, f"{LARGER}_")
+
+
+def _lengths(text: str, quick: bool) -> list[int]:
+    lengths = [int(length) for length in text.split(",")]
+    return [min(lengths, key=lambda length: abs(length - 3500))] if quick else lengths
+
+
+async def _first_tokens(result: Result, client: _Client, lengths: list[int], repeats: int, prefix: str = "") -> None:
+    scale = await client.words_per_token()
+    seeds = itertools.count(1)
+    for length in lengths:
+        rows = [await client.one(next(seeds), int(length * scale)) for _ in range(repeats)]
+        cold, local, pulled = (statistics.median(row[place] for row in rows) for place in range(3))
+        suffix = f"n{length}"
+        result.add(f"{prefix}ttft_cold_s_{suffix}", cold)
+        result.add(f"{prefix}ttft_local_s_{suffix}", local)
+        result.add(f"{prefix}ttft_pulled_s_{suffix}", pulled)
+        result.add(f"{prefix}pulled_over_cold_{suffix}", statistics.median(row[2] / row[0] for row in rows))
+        result.add(f"{prefix}pulled_over_local_{suffix}", statistics.median(row[2] / row[1] for row in rows))
+
+
+async def _throughput(result: Result, client: _Client, rounds: int) -> None:
+    seeds = itertools.count(1)
+    await client.load(PLAIN, next(seeds))
+    await client.load(HOLDER, next(seeds))
+    ratios, rates = [], []
+    for turn in range(rounds):
+        order = (HOLDER, PLAIN) if turn % 2 == 0 else (PLAIN, HOLDER)
+        rate = {name: await client.load(name, next(seeds)) for name in order}
+        ratios.append(rate[HOLDER] / rate[PLAIN])
+        rates.append(rate[HOLDER])
+        say(f"    with {rate[HOLDER]:.1f}, without {rate[PLAIN]:.1f} tokens/s")
+    result.add("throughput_with_connector", statistics.median(ratios))
+    result.add("throughput_spread", max(ratios) - min(ratios))
+    result.add("throughput_tokens_s", statistics.median(rates))
 
 
 @contextlib.asynccontextmanager
-async def _cluster(workdir: Path, dtype: str, longest: int) -> AsyncIterator[_Client]:
-    engine = ("--dtype", dtype, "--max-model-len", str(4096 if longest <= 3900 else 8192), "--enforce-eager")
-    cluster = LocalCluster(
-        workdir, (HOLDER, PULLER, PLAIN), args=("--no-mdns", "--cluster", "bench"), engine_args=engine
-    )
-    for name, node in cluster.nodes.items():
-        node.args = (*node.args, "--no-kv") if name == PLAIN else (*node.args, "--kv-pool-gib", "2")
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
-        try:
-            await cluster.start_all()
-            await cluster.wait_ready(session)
-            say("  engines are ready")
-            yield _Client(cluster, session)
-        finally:
-            await cluster.stop_all()
+async def _cluster(
+    names: tuple[str, ...], engine: tuple[str, ...], longest: int, model: Path | None = None
+) -> AsyncIterator[_Client]:
+    flags = (*engine, "--max-model-len", str(4096 if longest <= 3900 else 8192), "--enforce-eager")
+    with tempfile.TemporaryDirectory() as workdir:
+        cluster = LocalCluster(Path(workdir), names, args=("--no-mdns", "--cluster", "bench"), engine_args=flags)
+        for name, node in cluster.nodes.items():
+            node.args = (*node.args, *(("--no-kv",) if name == PLAIN else ("--kv-pool-gib", "2")))
+            node.args = (*node.args, *(("--model", str(model)) if model is not None else ()))
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+            try:
+                await cluster.start_all()
+                await cluster.wait_ready(session)
+                say("  engines are ready")
+                yield _Client(cluster, session, MODEL if model is None else model.name)
+            finally:
+                await cluster.stop_all()
 
 
 class _Client:
     """Asks nodes by name; nothing is routed elsewhere."""
 
-    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
+    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession, model: str) -> None:
         self._cluster = cluster
         self._session = session
+        self._model = model
 
     async def words_per_token(self) -> float:
         """How many words of our prose make a token."""
@@ -164,7 +197,7 @@ class _Client:
         return tokens / (time.perf_counter() - started)
 
     async def _first(self, name: str, prompt: str, headers: Mapping[str, str]) -> tuple[float, Mapping[str, str]]:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": FIRST_TOKENS, "temperature": 0, "stream": True}
+        body = {"model": self._model, "prompt": prompt, "max_tokens": FIRST_TOKENS, "temperature": 0, "stream": True}
         forced = {"x-grapevine-force-target": name, **headers}
         started = time.perf_counter()
         url = self._cluster[name].url + "/v1/completions"
@@ -173,7 +206,8 @@ class _Client:
                 raise RuntimeError(await answer.text())
             first = None
             async for line in answer.content:
-                if first is None and line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
+                # Random weights may begin with a token that is no text.
+                if first is None and line.startswith(b"data: {") and json.loads(line[6:])["choices"]:
                     first = time.perf_counter() - started
             if first is None:
                 raise RuntimeError("an answer without a token")
@@ -181,7 +215,7 @@ class _Client:
 
     async def _heard(self, prompt: str) -> None:
         """Wait until the puller has heard that the holder has the prompt."""
-        body = {"model": MODEL, "prompt": prompt}
+        body = {"model": self._model, "prompt": prompt}
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 async with self._session.post(self._cluster[PULLER].url + "/route/explain", json=body) as answer:
@@ -192,7 +226,7 @@ class _Client:
     async def _post(self, name: str, body: Mapping[str, object], headers: Mapping[str, str]) -> Any:
         url = self._cluster[name].url + "/v1/completions"
         forced = {"x-grapevine-force-target": name, "x-grapevine-no-pull": "1", **headers}
-        async with self._session.post(url, json={"model": MODEL, **body}, headers=forced) as answer:
+        async with self._session.post(url, json={"model": self._model, **body}, headers=forced) as answer:
             if answer.status != 200:
                 raise RuntimeError(await answer.text())
             return await answer.json()

@@ -75,15 +75,16 @@ def prose(seed: int, words: int) -> str:
 class Client:
     """Sends requests to named nodes and reads their state."""
 
-    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
+    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession, model: str = MODEL) -> None:
         self.cluster = cluster
         self.session = session
+        self.model = model
 
     async def complete(
         self, entry: str, prompt: str, *, max_tokens: int = 16, headers: dict[str, str] | None = None
     ) -> Reply:
         """A greedy streamed completion."""
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         sent = time.monotonic()
         url = self.cluster[entry].url + "/v1/completions"
         async with self.session.post(url, json=body, headers=headers) as response:
@@ -133,7 +134,7 @@ class Client:
         return sum(float(value) for value in values)
 
     async def explain(self, entry: str, prompt: str) -> dict[str, Any]:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": True}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": True}
         async with self.session.post(self.cluster[entry].url + "/route/explain", json=body) as response:
             assert response.status == 200, await response.text()
             plan: dict[str, Any] = await response.json()

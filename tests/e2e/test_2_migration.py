@@ -1,12 +1,12 @@
 """A prompt is computed once in the cluster: routed to where its blocks are, or its blocks are moved."""
 
-from pathlib import Path
+import asyncio
+import signal
 
-import aiohttp
 import pytest
 
-from kvmigrate.reader import PoolReader
-from tests.e2e.client import NAMES, Client, prose
+from tests.e2e.client import NAMES, Client, prose, until
+from tests.e2e.pools import PoolBytes, reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -18,27 +18,10 @@ def others(name: str) -> list[str]:
     return [other for other in NAMES if other != name]
 
 
-async def reset_engine_cache(client: Client, name: str) -> None:
-    """Empty the engine's own prefix cache, so that the pool is what is left."""
-    socket = (await client.state(name))["engine"]["address"].removeprefix("unix:")
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=socket)) as engine,
-        engine.post("http://engine/reset_prefix_cache") as response,
-    ):
-        assert response.status == 200
-
-
 async def flip_bits(client: Client, name: str) -> None:
-    """Flip one bit in each block of a node's pool, as a bad memory cell would; a second call mends them again."""
-    pool = PoolReader(Path((await client.state(name))["kv"]["path"]), writable=True)
-    geometry = pool.file.geometry
-    with pool.path.open("r+b") as file:
-        for slot in range(geometry.slots):
-            if pool.header(slot).valid:
-                file.seek(geometry.slot_offset(slot) + geometry.block_bytes // 2)
-                byte = file.read(1)
-                file.seek(-1, 1)
-                file.write(bytes([byte[0] ^ 1]))
+    """Flip one bit in each block of a node's pool; a second call mends them again."""
+    pool = await PoolBytes.of(client, name)
+    pool.flip_all()
     pool.close()
 
 
@@ -115,6 +98,88 @@ async def test_a_damaged_block_in_the_engines_own_pool_is_noticed_counted_and_re
     assert damaged.text == first.text
     assert (await client.state("blue"))["kv"]["corrupt"] > before
     await flip_bits(client, "blue")
+
+
+async def at_rest(client: Client, *names: str) -> None:
+    """Until no engine holds a block for a request and no pool has a lease."""
+
+    async def empty() -> bool:
+        kv = [(await client.state(name))["kv"]["pool"] for name in names]
+        use = [await client.metric(name, "vllm:kv_cache_usage_perc") for name in names]
+        return not any(use) and not any(pool["leases"] or pool["partial"] for pool in kv)
+
+    await until(empty, 30, "engines and pools have given everything back")
+
+
+async def test_a_source_that_is_stopped_costs_its_deadline_and_nobody_else_anything(client: Client) -> None:
+    prompt, node = prose(9, 900), client.cluster["red"]
+    local = await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
+    await client.knows_holder("green", prompt, "red")
+    failed = sum((await client.state("green"))["kv"]["peers"].get("red", {"failures": {}})["failures"].values())
+    said = node_log(client, "green").count("pull from red ended early")
+    node.kill(signal.SIGSTOP)
+    try:
+        forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+        held = asyncio.create_task(client.complete("green", prompt, headers=forced))
+        other = asyncio.create_task(client.complete("green", "Hello", max_tokens=2, headers=no_pull("green")))
+        done, _ = await asyncio.wait({held, other}, return_when=asyncio.FIRST_COMPLETED)
+        assert other in done, "a request that needs no pull waited for one that does"
+        reply = await held
+    finally:
+        node.kill(signal.SIGCONT)
+    assert (reply.status, reply.pulled, reply.error, reply.text) == (200, 0, "", local.text)
+    peers = (await client.state("green"))["kv"]["peers"]
+    assert sum(peers["red"]["failures"].values()) == failed + 1
+    assert node_log(client, "green").count("pull from red ended early") == said + 1
+    await at_rest(client, "green")
+
+    async def back() -> bool:
+        views = [await client.member(name, "red") for name in NAMES]
+        return all(view is not None and view["state"] == "alive" for view in views)
+
+    await until(back, 30, "all see the stopped node alive again")
+
+
+async def test_clients_that_leave_while_blocks_are_pulled_or_loaded_leave_nothing_behind(client: Client) -> None:
+    prompt = prose(10, 900)
+    local = await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
+    await client.knows_holder("green", prompt, "red")
+    forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+    for wait_s in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6):
+        asking = asyncio.create_task(client.complete("green", prompt, headers=forced))
+        await asyncio.wait({asking}, timeout=wait_s)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await at_rest(client, "green", "red")
+        await reset_engine_cache(client, "green")
+    reply = await client.complete("green", prompt, headers=forced)
+    assert (reply.status, reply.text) == (200, local.text)
+
+
+def no_pull(target: str) -> dict[str, str]:
+    return {"x-grapevine-force-target": target, "x-grapevine-no-pull": "1"}
+
+
+def node_log(client: Client, name: str) -> str:
+    return client.cluster[name].log.read_text(errors="replace")
+
+
+async def test_zeros_that_nobody_can_notice_change_the_answer(client: Client) -> None:
+    """The negative control of the two tests above: the blocks' bytes do decide what the engine says."""
+    prompt = prose(8, 900)
+    here = {"x-grapevine-force-target": "blue", "x-grapevine-no-pull": "1"}
+    pool = await PoolBytes.of(client, "blue")
+    before = pool.blocks()
+    first = await client.complete("blue", prompt, headers=here)
+    fresh = {block: slot for block, slot in pool.blocks().items() if block not in before}
+    for slot in fresh.values():
+        pool.forge_zeros(slot)
+    pool.close()
+    await reset_engine_cache(client, "blue")
+    forged = await client.complete("blue", prompt, headers=here)
+    await reset_engine_cache(client, "blue")
+    assert len(fresh) >= 6
+    assert forged.text != first.text
 
 
 @pytest.mark.parametrize("field", ["kv_transfer_params"])

@@ -10,6 +10,7 @@ import pytest
 from localcluster import ENGINE_START_LIMIT_S
 
 from tests.e2e.client import Client, prose, until
+from tests.e2e.pools import reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -89,7 +90,13 @@ async def test_a_crashed_engine_is_restarted_while_its_node_answers_and_its_pool
     here = {"x-grapevine-force-target": "green", "x-grapevine-no-pull": "1"}
     first = await client.complete("green", prompt, headers=here)
     core = next(p for p in engine_processes(node.process.pid) if "EngineCore" in " ".join([p.name(), *p.cmdline()]))
+    await client.would_send("red", prompt, "green")
+    await reset_engine_cache(client, "green")
+    loading = asyncio.create_task(client.complete("red", prompt, headers={"x-grapevine-no-pull": "1"}))
+    await asyncio.wait({loading}, timeout=0.2)
     core.kill()
+    reply = await loading
+    assert (reply.status, reply.text) == (200, first.text), reply.error  # somebody else answered, from the beginning
 
     async def restarting() -> bool:
         member = await client.member("red", "green")

@@ -88,6 +88,8 @@ class Surface:
         ]
         # The node's id opens the job's: the connector finds it there.
         job = f"{ask.rid}\0{name}-{number}"
+        if ask.hold_s and self._connector is not None:
+            await self._connector.pulled(ask.rid, ask.hold_s)
         made = Frames(ask, f"{'chatcmpl' if chat else 'cmpl'}-{name}", int(time.time()))
         async with Generation(
             ask,

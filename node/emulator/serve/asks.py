@@ -59,6 +59,8 @@ class Ask:
     cache_salt: str
     #: The node's id for this request, which reports to it name.
     rid: str
+    #: Seconds that the node may need to pull its blocks; 0 = it pulls none.
+    hold_s: float
 
 
 def read(body: bytes, *, chat: bool, config: EngineConfig, models: tuple[str, ...], tokenizer: Tokenizer) -> Ask:
@@ -69,7 +71,7 @@ def read(body: bytes, *, chat: bool, config: EngineConfig, models: tuple[str, ..
     limit = _number(fields, "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens")
     if limit is None and not chat:
         limit = 16  # the default of OpenAI's completions
-    options = fields.get("stream_options")
+    options, ours = fields.get("stream_options"), _of_node(fields)
     ask = Ask(
         chat=chat,
         model=model,
@@ -85,7 +87,8 @@ def read(body: bytes, *, chat: bool, config: EngineConfig, models: tuple[str, ..
         return_token_ids=fields.get("return_token_ids") is True,
         salt=_salt(fields),
         cache_salt=str(fields.get("cache_salt") or ""),
-        rid=_rid(fields),
+        rid=rid if isinstance(rid := ours.get("rid"), str) else "",
+        hold_s=float(hold_s) if isinstance(hold_s := ours.get("hold_s"), int | float) else 0.0,
     )
     for prompt in prompts:
         check_length(len(prompt) // 4, limit, config.max_model_len)
@@ -175,8 +178,7 @@ def _salt(fields: Fields) -> str:
     return f"{temperature}/{seed}" if temperature and seed is not None else ""
 
 
-def _rid(fields: Fields) -> str:
+def _of_node(fields: Fields) -> Fields:
     params = fields.get("kv_transfer_params")
     ours = params.get("grapevine") if isinstance(params, dict) else None
-    rid = ours.get("rid") if isinstance(ours, dict) else None
-    return rid if isinstance(rid, str) else ""
+    return ours if isinstance(ours, dict) else {}

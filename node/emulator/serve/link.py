@@ -7,6 +7,7 @@ Rules (kvmigrate.connector has them in full):
 1. What is sent may be lost and what is held may be gone: both cost time only.
 2. Completed blocks that the pool does not hold are stored into granted slots.
 3. Of several sequences under one request id only the first one reports.
+4. A request whose blocks are being pulled waits for them, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import time
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
+from kvmigrate.connector.holds import Holds
 from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.reports import LinkReports, PoolFeed
 from kvmigrate.connector.slots import PoolSlots
+from kvmigrate.digest import block_digest
 from kvmigrate.layout import HASH_BYTES
 from kvmigrate.link import Hello, LinkClient, Role, SlotGrant
 from node.emulator.config import EngineConfig
@@ -45,7 +48,11 @@ class EmulatedConnector:
         self._scheduler = LinkClient(path, lambda: self._hello(Role.SCHEDULER))
         self._worker = LinkClient(path, lambda: self._hello(Role.WORKER))
         self._reports = LinkReports(self._scheduler, time.monotonic)
-        self._feed = PoolFeed(self._scheduler, self._mirror, on_saved=self._saved, on_lost=self._lost)
+        self._holds = Holds(time.monotonic)
+        self._looked = asyncio.Event()
+        self._feed = PoolFeed(
+            self._scheduler, self._mirror, on_saved=self._saved, on_lost=self._lost, on_pulled=self._holds.over
+        )
         self._slots = PoolSlots(self._worker, 0, block_bytes)
         self._jobs: dict[str, Job] = {}
         self._started: dict[str, float] = {}
@@ -73,6 +80,7 @@ class EmulatedConnector:
         """Take what the node has sent, and tell it the load."""
         self._slots.poll()
         self._feed.poll()
+        self._looked.set()
         if self._driver is not None:
             engine = self._driver.engine
             self._reports.load(engine.running, engine.waiting, engine.cache.use)
@@ -81,6 +89,16 @@ class EmulatedConnector:
         """Hang up."""
         self._slots.close()
         self._scheduler.close()
+
+    async def pulled(self, rid: str, hold_s: float) -> None:
+        """Wait until the node has pulled a request's blocks, as long as it says; others are computed meanwhile."""
+        self._holds.begin(rid, rid, hold_s)
+        try:
+            while self._holds.waits(rid):
+                self._looked.clear()
+                await self._looked.wait()
+        finally:
+            self._holds.end(rid)
 
     # --- the engine's pool
 
@@ -160,7 +178,7 @@ class EmulatedConnector:
             self._reports.filled(rid, _hashes(job.keys)[:full], full * self._config.block_size)
 
     def _store(self, keys: Sequence[Hashable]) -> None:
-        items: list[tuple[SlotGrant, bytes]] = []
+        items: list[tuple[SlotGrant, bytes, bytes]] = []
         self._slots.poll()
         for block_hash in _hashes(keys):
             if block_hash in self._mirror or block_hash in self._saving:
@@ -169,10 +187,11 @@ class EmulatedConnector:
             if place is None:
                 break  # later blocks are of no use without this one
             grant, room = place
-            room[: self._block_bytes] = block_bytes(block_hash, self._block_bytes)
+            data = block_bytes(block_hash, self._block_bytes)
+            room[: self._block_bytes] = data
             room.release()
             self._saving.add(block_hash)
-            items.append((grant, block_hash))
+            items.append((grant, block_hash, block_digest(data)))
         if items:
             self._slots.stored(items)
 
@@ -181,13 +200,15 @@ class EmulatedConnector:
 
     def _lost(self) -> None:
         self._mirror.clear()
+        self._holds.clear()
         self._saving.clear()
 
     def _hello(self, role: Role) -> Hello:
         config = self._config
         told = f"emulated {self._model} {config.name} {config.block_size} {self._block_bytes}"
         fingerprint = hashlib.sha256(told.encode()).digest()[:16]
-        return Hello(role, 0, 1, os.getpid(), fingerprint, self._block_bytes, config.block_size)
+        holds = role is Role.SCHEDULER
+        return Hello(role, 0, 1, os.getpid(), fingerprint, self._block_bytes, config.block_size, holds=holds)
 
 
 def block_bytes(block_hash: bytes, size: int) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvmigrate.connector.holds import MAX_HOLD_S, MAX_REMEMBERED, Holds
 from kvmigrate.connector.metadata import BlockSave
 from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.scheduler import SAVE_PATIENCE_STEPS, SchedulerHalf
@@ -23,6 +24,7 @@ class FakeRequest:
     request_id: str
     num_prompt_tokens: int
     rid: str | None = None
+    hold_s: float = 0.0
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     output_tokens: int = 0
@@ -42,7 +44,7 @@ class FakeRequest:
 
     @property
     def kv_transfer_params(self) -> dict[str, object] | None:
-        return {"grapevine": {"rid": self.rid}} if self.rid else None
+        return {"grapevine": {"rid": self.rid, "hold_s": self.hold_s}} if self.rid else None
 
 
 @dataclass
@@ -287,3 +289,53 @@ def test_the_type_of_the_block_lookup_is_what_vllm_offers() -> None:
     request = FakeRequest("r", 40)
     bench.half.on_new_request(request)
     assert bench.half.plan_step({"r": 40}, lookup) == ([], [])
+
+
+def test_a_request_whose_blocks_are_being_pulled_is_passed_over_until_they_are_here() -> None:
+    bench = Bench()
+    held, other = FakeRequest("a", 40, rid="r", hold_s=5.0), FakeRequest("b", 40, rid="s", first_hash=100)
+    bench.half.on_new_request(held)
+    bench.half.on_new_request(other)
+    assert bench.half.matched(held, 0) == (None, False)
+    assert bench.half.matched(other, 0) == (0, False)
+    bench.pool_holds([1, 2])
+    assert bench.half.matched(held, 0) == (None, False)
+    bench.half.pull_over("r")
+    assert bench.half.matched(held, 0) == (2 * BLOCK, True)
+
+
+@pytest.mark.parametrize("ends", ["its time", "the pool", "before it came", "it is gone"])
+def test_nobody_is_held_for_ever(ends: str) -> None:
+    bench = Bench()
+    held, again = (FakeRequest(name, 40, rid="r", hold_s=5.0) for name in ("a", "b"))
+    if ends == "before it came":
+        bench.half.pull_over("r")
+    bench.half.on_new_request(held)
+    bench.half.on_new_request(again)
+    if ends == "its time":
+        bench.now = 5.0
+    elif ends == "the pool":
+        bench.half.forget_pool()
+    elif ends == "it is gone":
+        bench.half.finished(held)
+        bench.half.pull_over("r")
+    assert [bench.half.matched(request, 0) for request in (held, again)] == [(0, False)] * 2
+    assert len(bench.half._holds) == 0
+
+
+def test_requests_that_do_not_migrate_are_not_held() -> None:
+    bench = Bench()
+    request = FakeRequest("a", 40, rid="r", hold_s=5.0, lora_request=object())
+    bench.half.on_new_request(request)
+    assert bench.half.matched(request, 0) == (0, False)
+
+
+def test_what_the_node_may_say_about_holding_is_bounded() -> None:
+    now = [0.0]
+    holds = Holds(lambda: now[0])
+    holds.begin("a", "r", 1e9)
+    now[0] = MAX_HOLD_S
+    assert not holds.waits("a")
+    for number in range(2 * MAX_REMEMBERED):
+        holds.over(str(number))
+    assert len(holds._over) == MAX_REMEMBERED

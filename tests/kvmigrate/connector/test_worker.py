@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from kvmigrate.connector.copies import CpuCopies
 from kvmigrate.connector.metadata import BlockLoad, BlockSave, LoadJob, SlotRef
 from kvmigrate.connector.regions import BlockMemory, map_blocks
 from kvmigrate.connector.worker import WorkerHalf
+from kvmigrate.digest import block_digest
 from kvmigrate.errors import LocalError
 from kvmigrate.link.messages import SlotGrant
 from kvmigrate.reader import ReadFault
@@ -47,7 +49,7 @@ def test_a_block_is_the_same_bytes_in_layer_order_whatever_the_layout(
     memory = map_blocks(caches, placements, BLOCKS)
     assert memory.block_bytes == LAYERS * PAGE
     slot = bytearray(memory.block_bytes)
-    memory.save(4, memoryview(slot))
+    CpuCopies(memory).save([(4, memoryview(slot))], None)
     assert bytes(slot) == b"".join(bytes(caches[f"l{i}"][4].tolist()) for i in range(LAYERS))
 
 
@@ -58,7 +60,7 @@ def test_loading_touches_only_its_own_block(
     caches, placements = make()
     before = {name: cache.clone() for name, cache in caches.items()}
     memory = map_blocks(caches, placements, BLOCKS)
-    memory.load(2, memoryview(bytearray(b"\xaa" * memory.block_bytes)))
+    CpuCopies(memory).load(2, memoryview(bytearray(b"\xaa" * memory.block_bytes)), None)
     for name, cache in caches.items():
         assert (cache[2] == 0xAA).all()
         others = [block for block in range(BLOCKS) if block != 2]
@@ -75,7 +77,7 @@ def test_two_buffers_lie_one_after_the_other_in_a_slot() -> None:
     )
     assert memory.block_bytes == LAYERS * PAGE + PAGE
     slot = bytearray(memory.block_bytes)
-    memory.save(1, memoryview(slot))
+    CpuCopies(memory).save([(1, memoryview(slot))], None)
     assert bytes(slot[-PAGE:]) == bytes(renamed["ml0"][1].tolist())
     assert placed_second
 
@@ -112,8 +114,12 @@ class FakeSlots:
         grant = self.grants.pop(0)
         return grant, memoryview(self.data[grant.slot])
 
-    def stored(self, items: Sequence[tuple[SlotGrant, bytes]]) -> None:
-        self.told.append(("stored", [(grant.slot, block_hash) for grant, block_hash in items]))
+    def stored(self, items: Sequence[tuple[SlotGrant, bytes, bytes]]) -> None:
+        assert all(digest == block_digest(self.data[grant.slot]) for grant, _, digest in items)
+        self.told.append(("stored", [(grant.slot, block_hash) for grant, block_hash, _ in items]))
+
+    def unused(self, grants: Sequence[SlotGrant]) -> None:
+        self.told.append(("unused", [grant.slot for grant in grants]))
 
     def read(self, ref: SlotRef, block_hash: bytes, copy: Callable[[memoryview], None]) -> ReadFault | None:
         self.gate.wait(5)
@@ -168,12 +174,12 @@ def finish(worker: WorkerHalf, wanted: set[str]) -> set[int]:
 
 def saved_bytes(memory: BlockMemory, block_id: int) -> bytes:
     slot = bytearray(memory.block_bytes)
-    memory.save(block_id, memoryview(slot))
+    CpuCopies(memory).save([(block_id, memoryview(slot))], None)
     return bytes(slot)
 
 
 def test_a_load_puts_the_slots_bytes_into_the_blocks_and_reports_once(memory: BlockMemory, slots: FakeSlots) -> None:
-    worker = WorkerHalf(memory, slots, 0, lambda: 0.0)
+    worker = WorkerHalf(CpuCopies(memory), slots, 0, lambda: 0.0)
     slots.gate.set()
     assert not slots.mapped  # the node's answer to our hello waits: an engine's first step may be a load
     worker.start_loads([load_job("a", (0, 3), (1, 4)), load_job("b", (2, 5))])
@@ -184,7 +190,7 @@ def test_a_load_puts_the_slots_bytes_into_the_blocks_and_reports_once(memory: Bl
 
 
 def test_nothing_is_reported_while_the_thread_may_still_write(memory: BlockMemory, slots: FakeSlots) -> None:
-    worker = WorkerHalf(memory, slots, 0, lambda: 0.0)
+    worker = WorkerHalf(CpuCopies(memory), slots, 0, lambda: 0.0)
     worker.start_loads([load_job("a", (0, 3))])
     assert worker.take_finished() == set()
     slots.gate.set()
@@ -196,7 +202,7 @@ def test_nothing_is_reported_while_the_thread_may_still_write(memory: BlockMemor
 def test_a_bad_block_fails_itself_and_all_that_follow_and_the_request_still_wakes(
     memory: BlockMemory, slots: FakeSlots, fault: ReadFault | Exception
 ) -> None:
-    worker = WorkerHalf(memory, slots, 0, lambda: 0.0)
+    worker = WorkerHalf(CpuCopies(memory), slots, 0, lambda: 0.0)
     slots.gate.set()
     slots.faults[4] = fault
     worker.start_loads([load_job("a", (0, 3), (1, 4), (2, 5))])
@@ -209,7 +215,7 @@ def test_a_bad_block_fails_itself_and_all_that_follow_and_the_request_still_wake
 
 
 def test_a_block_without_a_shard_for_this_rank_is_not_loaded(memory: BlockMemory, slots: FakeSlots) -> None:
-    worker = WorkerHalf(memory, slots, 1, lambda: 0.0)
+    worker = WorkerHalf(CpuCopies(memory), slots, 1, lambda: 0.0)
     slots.gate.set()
     worker.start_loads([load_job("a", (0, 3))])
     assert finish(worker, {"a"}) == {0}
@@ -217,10 +223,23 @@ def test_a_block_without_a_shard_for_this_rank_is_not_loaded(memory: BlockMemory
 
 
 def test_saves_fill_granted_slots_and_skip_what_was_not_granted(memory: BlockMemory, slots: FakeSlots) -> None:
-    worker = WorkerHalf(memory, slots, 0, lambda: 0.0)
+    worker = WorkerHalf(CpuCopies(memory), slots, 0, lambda: 0.0)
     slots.grants = [SlotGrant(6, 3), SlotGrant(7, 5)]
-    worker.save([BlockSave(block, bytes([block] * 32)) for block in (1, 2, 3)])
+    worker.save(5, [BlockSave(block, bytes([block] * 32)) for block in (1, 2, 3)])
+    assert worker.take_saved() == [5]
+    assert worker.take_saved() == []
     assert slots.told == [("stored", [(6, bytes([1] * 32)), (7, bytes([2] * 32))])]
     assert bytes(slots.data[6]) == saved_bytes(memory, 1)
     assert worker.counters.skipped_saves == 1
+    worker.close()
+
+
+def test_a_step_without_a_granted_slot_still_ends_and_one_without_saves_is_no_news(
+    memory: BlockMemory, slots: FakeSlots
+) -> None:
+    worker = WorkerHalf(CpuCopies(memory), slots, 0, lambda: 0.0)
+    worker.save(7, [BlockSave(1, bytes(32))])
+    worker.save(8, [])
+    assert worker.take_saved() == [7]
+    assert slots.told == []
     worker.close()

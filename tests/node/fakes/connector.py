@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvmigrate.digest import block_digest
@@ -27,12 +27,14 @@ class FakeConnector:
         self.got: list[tuple[Role, Message]] = []
         self._changed = asyncio.Condition()
 
-    async def connect(self, fingerprint: bytes = FINGERPRINT, fields: Mapping[str, str | int] | None = None) -> None:
+    async def connect(
+        self, fingerprint: bytes = FINGERPRINT, fields: Mapping[str, str | int] | None = None, *, holds: bool = False
+    ) -> None:
         for role in (Role.WORKER, Role.SCHEDULER):
             reader, writer = await asyncio.open_unix_connection(str(self._path))
             self._writers[role] = writer
             self._readers.append(asyncio.create_task(self._read(role, reader)))
-            hello = Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS, fields=fields or {})
+            hello = Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS, fields=fields or {}, holds=holds)
             self.send(hello, role)
             await self.until(role, m.Pool)
 
@@ -40,8 +42,11 @@ class FakeConnector:
         self._writers[role].write(encode(message))
 
     async def until(self, role: Role, kind: type[Message]) -> None:
+        await self.until_got(lambda r, g: r is role and isinstance(g, kind))
+
+    async def until_got(self, wanted: Callable[[Role, Message], bool]) -> None:
         async with self._changed, asyncio.timeout(10):
-            await self._changed.wait_for(lambda: any(r is role and isinstance(g, kind) for r, g in self.got))
+            await self._changed.wait_for(lambda: any(wanted(*got) for got in self.got))
 
     async def close(self) -> None:
         for writer in self._writers.values():

@@ -257,16 +257,15 @@ async def test_a_client_that_leaves_while_blocks_are_pulled_gives_everything_bac
     a, b = await pair(nodes)
     pulling, gone = asyncio.Event(), asyncio.Event()
 
-    async def pull(*args: object) -> int:
+    async def pull(*args: object) -> None:
         pulling.set()
         try:
             await asyncio.Event().wait()
         finally:
             gone.set()
-        return 0
 
     ran, source = (a, "b") if target == "a" else (b, "a")
-    monkeypatch.setattr(ran.node.kv, "pull", pull)
+    monkeypatch.setattr(ran.node.kv, "begin_pull", pull)
     async with connect("127.0.0.1", a.port) as client:
         await client.send("POST", CHAT, to(target, ("x-grapevine-force-source", source)), chat())
         await asyncio.wait_for(pulling.wait(), 10)

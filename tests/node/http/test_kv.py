@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -37,11 +39,17 @@ class Pair:
         self.patient = False
 
     async def add(
-        self, name: str, fingerprint: bytes = kv.FINGERPRINT, fields: Mapping[str, str | int] | None = None
+        self,
+        name: str,
+        fingerprint: bytes = kv.FINGERPRINT,
+        fields: Mapping[str, str | int] | None = None,
+        *,
+        holds: bool = False,
+        settings: Mapping[str, object] | None = None,
     ) -> Member:
-        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01, admin_token="t")
+        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01, admin_token="t", **(settings or {}))
         connector = FakeConnector(member.node.settings.link_socket)
-        await connector.connect(fingerprint, fields)
+        await connector.connect(fingerprint, fields, holds=holds)
         self.connectors[name] = connector
         member.fake.script = self._script(member)
         await member.until(lambda: member.node.kv.connected and member.node.registry.may_pull("m"))
@@ -118,9 +126,9 @@ def force(target: str, source: str | None = None) -> list[tuple[str, str]]:
     return headers if source is None else [*headers, ("x-grapevine-force-source", source)]
 
 
-async def warmed(pair: Pair) -> tuple[Member, Member]:
+async def warmed(pair: Pair, *, holds: bool = False) -> tuple[Member, Member]:
     """Two nodes; the first has served the long prompt and the second has heard of it."""
-    a, b = await pair.add("a"), await pair.add("b")
+    a, b = await pair.add("a"), await pair.add("b", holds=holds)
     await pair.nodes.agree()
     await send(a, *force("a"))
     await b.until(lambda: b.node.registry.describe("a").digest_size > 0)
@@ -349,3 +357,149 @@ async def test_a_request_that_the_engine_refused_is_not_waited_for(pair: Pair) -
     assert (await ask(a.port, "POST", CHAT, (), LONG)).status == 400
     assert len(a.node.kv._flights) == 0
     assert a.node.meter.counts.failed == 1 and a.node.meter.counts.finished == 0
+
+
+# --- a pull beside the wait in the engine's queue
+
+
+class Held:
+    """An engine that does with its requests what vLLM does: one whose blocks are being pulled waits, others do not."""
+
+    def __init__(self, pair: Pair, member: Member) -> None:
+        self._compute = member.fake.script
+        self._connector = pair.connectors[member.name]
+        self.arrived: list[float] = []
+        self.computed: list[float] = []
+        self._moved = asyncio.Condition()
+
+    async def script(self, exchange: fake.Exchange) -> None:
+        params = exchange.received.json["kv_transfer_params"]
+        assert isinstance(params, dict)
+        rid, hold_s = params["grapevine"]["rid"], params["grapevine"].get("hold_s", 0.0)
+        await self._note(self.arrived, hold_s)
+        if hold_s:
+            await self._connector.until_got(lambda role, got: got == m.Pulled(rid))
+        await self._note(self.computed, hold_s)
+        await self._compute(exchange)
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        async with self._moved, asyncio.timeout(10):
+            await self._moved.wait_for(what)
+
+    async def _note(self, where: list[float], hold_s: float) -> None:
+        async with self._moved:
+            where.append(hold_s)
+            self._moved.notify_all()
+
+
+def slow_source(member: Member, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A source that answers nobody until it is let."""
+    go_on = threading.Event()
+    resolve = member.node.kv.digest.resolve
+
+    def wait(chunks: Sequence[int]) -> tuple[bytes, ...]:
+        go_on.wait(10)
+        return resolve(chunks)
+
+    assert member.node.kv.server is not None
+    monkeypatch.setattr(member.node.kv.server, "_resolve", wait)
+    return go_on
+
+
+async def test_a_request_waits_in_the_engines_queue_while_its_blocks_are_pulled_and_nobody_waits_for_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await warmed(pair, holds=True)
+    go_on, engine = slow_source(a, monkeypatch), Held(pair, b)
+    b.fake.script = engine.script
+    pulling = asyncio.create_task(send(b, *force("b", "a")))
+    await engine.until(lambda: len(engine.arrived) == 1)
+    assert engine.arrived[0] > 0, "the engine was asked to hold it"
+    other = await send(b, *force("b"), ("x-grapevine-no-pull", "1"))
+    assert other.status == 200 and engine.computed == [0.0] and not pulling.done()
+    go_on.set()
+    answer = await pulling
+    assert int(answer.one("x-grapevine-pulled-blocks") or 0) >= 0 and answer.one("x-grapevine-source") == "a"
+    assert len(engine.computed) == 2
+    b.node.admission.validate()
+
+
+async def test_the_engine_hears_of_the_blocks_before_it_hears_that_the_pull_is_over(pair: Pair) -> None:
+    _, b = await warmed(pair, holds=True)
+    b.fake.script = Held(pair, b).script
+    answer = await send(b, *force("b", "a"))
+    pulled = int(answer.one("x-grapevine-pulled-blocks") or 0)
+    assert pulled >= BLOCKS - 8
+    assert b.node.metrics.actual._value.get() == pulled * kv.BLOCK_TOKENS
+    got = [message for role, message in pair.connectors["b"].got if role is m.Role.SCHEDULER]
+    over = next(place for place, message in enumerate(got) if isinstance(message, m.Pulled))
+    assert sum(len(message.items) for message in got[:over] if isinstance(message, m.Add)) == pulled
+
+
+async def test_a_held_request_is_let_go_when_its_source_is_gone(pair: Pair) -> None:
+    a, b = await warmed(pair, holds=True)
+    assert a.node.kv.server is not None
+    a.node.kv.server.close()
+    b.fake.script = Held(pair, b).script
+    answer = await send(b, *force("b", "a"))
+    assert (answer.status, answer.one("x-grapevine-pulled-blocks")) == (200, "0")
+
+
+async def test_an_engine_that_refuses_a_request_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = await warmed(pair, holds=True)
+    go_on = slow_source(a, monkeypatch)
+    b.fake.script = fake.reply(fake.Reply(400))
+    answer = await ask(b.port, "POST", CHAT, force("b", "a"), LONG)
+    assert (answer.status, answer.one("x-grapevine-pulled-blocks")) == (400, "0")
+    await pair.connectors["b"].until(m.Role.SCHEDULER, m.Pulled)
+    go_on.set()
+
+
+async def test_a_pull_that_fails_by_a_bug_of_ours_costs_the_request_nothing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, b = await warmed(pair, holds=True)
+
+    async def broken(*args: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(b.node.kv._pulls, "pull", broken)
+    b.fake.script = Held(pair, b).script
+    answer = await send(b, *force("b", "a"))
+    assert answer.one("x-grapevine-pulled-blocks") == "0"
+    assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == ["a pull failed"]
+
+
+async def test_a_client_that_leaves_while_its_request_is_held_ends_the_hold_and_gives_its_place_back(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await warmed(pair, holds=True)
+    go_on, engine = slow_source(a, monkeypatch), Held(pair, b)
+    b.fake.script = engine.script
+    async with connect("127.0.0.1", b.port) as client:
+        await client.send("POST", CHAT, force("b", "a"), LONG)
+        await engine.until(lambda: len(engine.arrived) == 1)
+    await pair.connectors["b"].until(m.Role.SCHEDULER, m.Pulled)
+    await b.until(lambda: b.node.admission.active == 0)
+    go_on.set()
+
+
+async def test_what_the_pool_held_is_there_after_a_planned_restart(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "grapevine.kv")
+    spill = {"kv_spill_dir": str(tmp_path)}
+    a = await pair.add("a", settings=spill)
+    await send(a, *force("a"))
+    await pair.connectors["a"].close()
+    await a.node.stop()
+    (file,) = await asyncio.to_thread(lambda: list(tmp_path.iterdir()))
+    b = await pair.add("a2", settings=spill)
+    assert b.node.kv.pool is not None and not b.node.kv.pool.blocks(), "a node reads back only its own file"
+    file.rename(tmp_path / "back.kvspill")
+    back = await pair.add("back", settings=spill)
+    await back.until(lambda: back.node.metrics.restored._value.get() == BLOCKS)
+    await send(back, *force("back"), ("x-grapevine-no-pull", "1"))
+    assert back.node.metrics.actual._value.get() == TOKENS
+    assert any("kept 64 KV blocks" in record.message for record in caplog.records)
+    assert any("read back 64 KV blocks" in record.message for record in caplog.records)

@@ -92,3 +92,8 @@ def test_what_cannot_be_stripped_is_refused_when_it_is_read() -> None:
     deep = b'{"kv_transfer_params": {}, "a": ' + b"[" * 995 + b"]" * 995 + b"}"
     with pytest.raises(BadRequest, match="too deep"):
         parse_request("/v1/completions", deep)
+
+
+def test_how_long_to_hold_it_goes_to_the_engine_beside_its_id() -> None:
+    spliced = json.loads(splice(b'{"prompt": "x"}', "r", has_kv_params=False, hold_s=2.5))
+    assert spliced == {"kv_transfer_params": {"grapevine": {"rid": "r", "hold_s": 2.5}}, "prompt": "x"}

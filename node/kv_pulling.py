@@ -1,0 +1,58 @@
+"""A pull for one request, beside that request's way into the engine.
+
+Rules
+1. An engine whose connector holds requests is asked at once: the request takes its place in the engine's queue, and is
+   passed over there until the pull is over. Its wait and its pull are one time and not two, and whoever needs no pull
+   is computed meanwhile.
+2. Any other engine is asked when the pull is over.
+3. The connector hears of the end of every pull that it holds a request for, also of one that failed or was dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+_log = logging.getLogger("grapevine.kv")
+
+#: Seconds that a request may be held beyond its pull's deadline: for the news to get there.
+GRACE_S = 1.0
+
+
+class Pulling:
+    """One pull; `begin` makes it. `hold_s`: how long the engine is to wait for its end, 0 when it is over."""
+
+    def __init__(self, work: asyncio.Task[int] | None, hold_s: float, came: int = 0) -> None:
+        self._work = work
+        self._came = came
+        self.hold_s = hold_s
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that came; 0 while it is not over, as when the engine refused the request at once."""
+        if self._work is None or not self._work.done() or self._work.cancelled():
+            return self._came
+        return self._work.result()
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        if self._work is not None:
+            self._work.cancel()
+
+
+async def begin(pull: Callable[[], Awaitable[int]], deadline_s: float, over: Callable[[], None] | None) -> Pulling:
+    """Begin to pull. `over` tells the connector that holds the request; None: there is none, so wait for the end."""
+    if over is None:
+        return Pulling(None, 0.0, await pull())
+
+    async def work() -> int:
+        try:
+            return await pull()
+        except Exception:  # a bug of ours: it must not cost the request, whose engine needs no pull
+            _log.exception("a pull failed")
+            return 0
+
+    task = asyncio.create_task(work(), name="grapevine-pull")
+    task.add_done_callback(lambda _: over())
+    return Pulling(task, deadline_s + GRACE_S)

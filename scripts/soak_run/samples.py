@@ -1,0 +1,73 @@
+"""What a look at the cluster shows: memory of every process by what it is, pools, leases, /dev/shm, open files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+import psutil
+from localcluster import LocalCluster
+
+SHARED_MEMORY = Path("/dev/shm")
+Sample = Mapping[str, float]
+
+
+async def look(cluster: LocalCluster, session: aiohttp.ClientSession) -> Sample:
+    """Figures by name: MiB for memory, counts for the rest."""
+    sample: dict[str, float] = {}
+    mapped: set[Path] = set()
+    for name, node in cluster.nodes.items():
+        if node.process is not None:
+            sample |= {f"{name}.{what}": value for what, value in _processes(node.process.pid).items()}
+            mapped |= _mapped(node.process.pid)
+        state = await cluster.state(session, name)
+        pool = state["kv"]["pool"] if state is not None else {}  # type: ignore[index]
+        for what in ("leases", "granted", "partial", "blocks"):
+            sample[f"{name}.pool_{what}"] = float(pool.get(what, -1))
+        sample[f"{name}.pool_used_mib"] = pool.get("used_bytes", 0) / 2**20
+    used = sum(value for what, value in sample.items() if what.endswith(".pool_used_mib"))
+    sample["shm_beyond_pools_mib"] = sum(_size_mib(path) for path in mapped) - used
+    return sample
+
+
+def _mapped(pid: int) -> set[Path]:
+    """Files in shared memory that a node and its engine map: others on this host may have theirs."""
+    found: set[Path] = set()
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                fields = line.split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith(f"{SHARED_MEMORY}/"):
+                    found.add(Path(fields[5]))
+    return found
+
+
+def _size_mib(path: Path) -> float:
+    try:
+        return path.stat().st_blocks * 512 / 2**20
+    except OSError:  # removed, and mapped by somebody still
+        return 0.0
+
+
+def _processes(pid: int) -> dict[str, float]:
+    """A node's own memory, and its engine's. Private memory only: the pool is shared and fills up as it should."""
+    node = psutil.Process(pid)
+    found: defaultdict[str, float] = defaultdict(float)
+    found["node_mib"] = _private_mib(node)
+    found["node_files"] = node.num_fds()
+    found["node_threads"] = node.num_threads()
+    for child in node.children(recursive=True):
+        try:
+            found["engine_mib"] += _private_mib(child)
+            found["engine_files"] += child.num_fds()
+        except psutil.NoSuchProcess:
+            continue
+    return dict(found)
+
+
+def _private_mib(process: psutil.Process) -> float:
+    memory = process.memory_info()
+    return float(memory.rss - memory.shared) / 2**20
