@@ -100,7 +100,7 @@ def test_the_sdist_and_the_wheel_made_of_it_hold_every_file_of_the_packages(sdis
 
 def test_the_installed_command_tells_its_version_and_its_commands(bin_folder: Path) -> None:
     told = json.loads(run(bin_folder / "grapevine", "version", "--json", cwd=bin_folder))
-    assert (told["grapevine"], told["vllm"]) == (__version__, "")
+    assert (told["grapevine"], told["vllm"]) == (__version__, None)
     assert "start" in run(bin_folder / "grapevine", "--help")
 
 
