@@ -23,6 +23,7 @@ COMMANDS = {
     "keys": ("node.cli.keys", "Show and rotate the cluster keys of running nodes."),
     "kv": ("node.cli.kv", "Show the KV blocks of a node and its transfers; warm a node from another."),
     "emulate": ("node.cli.emulate", "Serve an emulated engine: no model, the behaviour of vLLM."),
+    "completion": ("node.cli.completion", "Print what makes a shell complete commands, options and names of nodes."),
     "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
 }
 EXIT_CODES = """\

@@ -100,7 +100,7 @@ async def test_llamaindex(pair: Forwarded) -> None:
 async def test_vllm_bench_serve(pair: Forwarded, tmp_path: Path) -> None:
     model = await asyncio.to_thread(ensure_default_model, print)
     await output_of(
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve",
+        sys.executable, CALLS / "vllm_cli.py", "bench", "serve",
         "--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--base-url", pair.url.removesuffix("/v1"),
         "--model", MODEL, "--tokenizer", model, "--dataset-name", "random", "--random-input-len", "64",
         "--random-output-len", "16", "--num-prompts", "24", "--max-concurrency", "8", "--ignore-eos", "--disable-tqdm",

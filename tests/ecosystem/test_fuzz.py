@@ -110,7 +110,7 @@ class Lab:
             head = await client.head()
             while head.status == 100:
                 head = await client.head()
-            if wild.target.startswith("/page/events"):
+            if head.status == 200 and wild.target.startswith("/page/events"):
                 return head
             body = b""
             if wild.method != "HEAD" and head.status not in (204, 304):
