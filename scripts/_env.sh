@@ -127,6 +127,28 @@ prepare_side() {
     exec 9>&-
 }
 
+# The browser that the tests of the page drive. Not having it fails nothing: those tests are skipped, and say so.
+prepare_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        command -v "$name" >/dev/null && return
+    done
+    if ((EUID)) || ! command -v apt-get >/dev/null; then
+        say "no Chromium here: the tests of the page will be skipped (Debian, Ubuntu: sudo apt install chromium)"
+        return
+    fi
+    prepare
+    watched "installing Chromium" install_chromium ||
+        say "Chromium could not be installed: the tests of the page will be skipped; all that was said: $SETUP_LOG"
+    exec 9>&-
+}
+
+install_chromium() {
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install --yes --no-install-recommends chromium && return
+    apt-get update && apt-get install --yes --no-install-recommends chromium
+}
+
 # The environment itself, ours alone until descriptor 9 is closed.
 prepare() {
     WATCHED_TTY=""
