@@ -123,8 +123,8 @@ class Settings:
     api_key: tuple[str, ...] = key((), "Key that clients must send; may be repeated. Default: none.", secret=True)
     cors_origin: tuple[str, ...] = key(
         (),
-        "Origin whose web pages may use the API from a browser, such as https://chat.example; may be repeated, * for all. "
-        "Default: none.",
+        "Origin whose web pages may use the API from a browser, such as https://chat.example; may be repeated, * for "
+        "all. Default: none.",
         metavar="ORIGIN",
     )
     admin_token: str = key("", "Token of /admin. Default: /admin is closed.", secret=True)

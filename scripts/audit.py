@@ -31,7 +31,11 @@ def judge(report: dict[str, Any]) -> tuple[list[str], list[str]]:
     """What is known against the versions, and which could not be looked up."""
     found = [
         f"{item['name']} {item['version']}: {weakness['id']}"
-        + (f", mended in {', '.join(weakness['fix_versions'])}" if weakness.get("fix_versions") else ", no mended version")
+        + (
+            f", mended in {', '.join(weakness['fix_versions'])}"
+            if weakness.get("fix_versions")
+            else ", no mended version"
+        )
         for item in report["dependencies"]
         for weakness in item.get("vulns", [])
     ]

@@ -31,8 +31,8 @@ HEAD = f"""# Configuration
 Written by `scripts/settings_page.py` from `node/settings.py`, where each key is defined once. Do not edit it by hand.
 
 Each key is a flag of `grapevine start`, a variable of the environment, and a key of a TOML file (`--config FILE`, or
-`{PREFIX}_CONFIG`); underscores may stand for dashes in the file. A flag wins over the environment, that over the file, that over
-the default. A value that cannot work is refused at the start, with what to do.
+`{PREFIX}_CONFIG`); underscores may stand for dashes in the file. A flag wins over the environment, that over
+the file, that over the default. A value that cannot work is refused at the start, with what to do.
 
 ```toml
 model = "Qwen/Qwen3-8B"
@@ -42,10 +42,10 @@ engine-args = "--tensor-parallel-size 2 --max-model-len 32768"
 max-running = 128
 ```
 
-A list takes several values after one flag (`--join a:18100 b:18100`) or several flags; in the environment they are separated by
-commas or blanks. What comes after `--` goes to vLLM untouched, and replaces `engine-args`. **Secrets** belong into the environment
-or into a file that only the node's user can read: a command line is visible to everybody on the host. They are never
-shown again.
+A list takes several values after one flag (`--join a:18100 b:18100`) or several flags; in the environment they are
+separated by commas or blanks. What comes after `--` goes to vLLM untouched, and replaces `engine-args`. **Secrets**
+belong into the environment or into a file that only the node's user can read: a command line is visible to everybody on
+the host. They are never shown again.
 """
 TAIL = f"""
 ## Other variables
@@ -55,7 +55,8 @@ TAIL = f"""
 | `{PREFIX}_CACHE_DIR` | where the default model is kept; `~/.cache/grapevine` otherwise |
 | `{PREFIX}_NODE` | the node that `grapevine state` and the other commands ask |
 
-A variable that begins with `{PREFIX}_` and is none of these is named at the start, with the one that was probably meant.
+A variable that begins with `{PREFIX}_` and is none of these is named at the start, with the one that was probably
+meant.
 """
 
 

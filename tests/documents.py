@@ -39,7 +39,9 @@ def examples() -> Iterator[Example]:
 
 def commands() -> list[tuple[str, str]]:
     """Page and text of each command between fences, in their order."""
-    return [(str(one.page.relative_to(ROOT)), line) for one in examples() if one.is_commands for line in split(one.text)]
+    return [
+        (str(one.page.relative_to(ROOT)), line) for one in examples() if one.is_commands for line in split(one.text)
+    ]
 
 
 def split(text: str) -> list[str]:

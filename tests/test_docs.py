@@ -44,7 +44,7 @@ NOT_HERE = {
     "scripts/test": "runs this",
     "scripts/test tests/gossip -x": "runs what runs this",
     "scripts/test tests/node/http/test_cors.py": "runs what runs this",
-    "python3 -m venv ~/grapevine && . ~/grapevine/bin/activate": "tests/ecosystem/test_wheel.py installs into such a one",
+    "python3 -m venv ~/grapevine && . ~/grapevine/bin/activate": "tests/ecosystem/test_wheel.py makes such a one",
     "pip install '.[vllm]'": "gigabytes for GPUs; tests/ecosystem/test_wheel.py installs the same without vLLM",
     "scripts/chaos": "a minute of load; tests/chaos/test_run.py runs a shorter one",
     "scripts/chaos --minutes 1": "a minute of load; tests/chaos/test_run.py runs a shorter one",

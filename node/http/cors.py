@@ -1,8 +1,8 @@
 """Web pages of other origins: which may use the API from a browser, and what they are told (the Fetch standard's CORS).
 
 Rules:
-1. Nobody is allowed unless `--cors-origin` names the origin: a page that somebody happens to look at could otherwise use
-   a node on `localhost` or of an intranet, and read its answers.
+1. Nobody is allowed unless `--cors-origin` names the origin: a page that somebody happens to look at could otherwise
+   use a node on `localhost` or of an intranet, and read its answers.
 2. What the engine says about origins is replaced by what we say: vLLM on its own allows everybody.
 3. Credentials of the browser (cookies) are never allowed. An API key that a page sends as `Authorization` is no such.
 """

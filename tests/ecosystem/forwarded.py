@@ -59,7 +59,8 @@ async def forwarded(folder: Path, **entry_settings: Any) -> AsyncIterator[Forwar
             seeds = tuple(join_address(*node.gossip.address) for node in nodes)
             settings = make_settings(
                 name=name, port=0, gossip_port=0, kv_port=0, mdns=False, kv=False, stop_grace_s=0.2, join=seeds,
-                state_dir=folder / "state", run_dir=folder / "run", engine_url=f"http://127.0.0.1:{engine.port}", **more,
+                state_dir=folder / "state", run_dir=folder / "run",
+                engine_url=f"http://127.0.0.1:{engine.port}", **more,
             )  # fmt: skip
             node = Node(settings, gossip_config=FAST_GOSSIP, rng=random.Random(name))
             await node.start()

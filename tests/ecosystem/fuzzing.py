@@ -14,9 +14,12 @@ TOKEN = "t"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "X")
 CHAT: dict[str, Any] = {
     "model": MODEL,
-    "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    "messages": [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    ],
     "max_tokens": 4, "temperature": 0, "top_p": 1, "n": 1, "stream": True, "stream_options": {"include_usage": True},
-    "stop": ["x"], "seed": 1, "logprobs": False, "logit_bias": {"1": 1}, "tools": [], "response_format": {"type": "text"},
+    "stop": ["x"], "seed": 1, "logprobs": False, "logit_bias": {"1": 1}, "tools": [],
+    "response_format": {"type": "text"},
     "priority": 0, "cache_salt": "s", "user": "u", "kv_transfer_params": {"a": 1}, "ignore_eos": True, "min_tokens": 1,
 }  # fmt: skip
 TEXT: dict[str, Any] = {
@@ -142,7 +145,9 @@ def requests(draw: st.DrawFn, method: str, path: str) -> Wild:
     used = draw(st.one_of(st.just(method), st.just(method), st.sampled_from(METHODS)))
     target = path
     if path.endswith("/"):
-        target += draw(st.sampled_from(["", "x", "models/x", "files/f-1", "%00", "a%2fb", "\u00e9", "responses/r1/cancel"]))
+        target += draw(
+            st.sampled_from(["", "x", "models/x", "files/f-1", "%00", "a%2fb", "\u00e9", "responses/r1/cancel"])
+        )
     target += draw(st.sampled_from(["", "", "?limit=1", "?limit=-1", "?path=%2Fv1%2Fx", "?a=%ff&&=", "#x"]))
     headers = draw(st.lists(_HEADER, max_size=4, unique_by=lambda item: item[0].lower()))
     if path.startswith("/admin") and draw(st.booleans()):

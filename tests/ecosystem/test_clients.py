@@ -112,7 +112,7 @@ async def test_vllm_bench_serve(pair: Forwarded, tmp_path: Path) -> None:
 
 
 async def test_open_webui_finds_its_models_and_streams_from_its_server_and_from_the_browser(tmp_path: Path) -> None:
-    """Its package is several gigabytes: these are the requests that its sources make, with the headers that it sends."""
+    """Its package is several gigabytes: these are the requests that its sources make, with its headers."""
     page = "http://localhost:3000"
     key = {"Authorization": "Bearer k", "Content-Type": "application/json"}
     async with (

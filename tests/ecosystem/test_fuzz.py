@@ -46,7 +46,9 @@ LIMIT_S = 60.0
 def documented() -> dict[int, set[str]]:
     """The statuses of the table of errors in docs/http.md, with their codes."""
     found: dict[int, set[str]] = {}
-    for statuses, codes in re.findall(r"^\| ([\d, ]+) \| (`[^|]+`) \|", (ROOT / "docs/http.md").read_text(), re.MULTILINE):
+    for statuses, codes in re.findall(
+        r"^\| ([\d, ]+) \| (`[^|]+`) \|", (ROOT / "docs/http.md").read_text(), re.MULTILINE
+    ):
         for status in statuses.split(", "):
             found.setdefault(int(status), set()).update(re.findall(r"`(\w+)`", codes))
     return found
@@ -84,9 +86,12 @@ class Lab:
             self._stack.push_async_callback(node.stop)
             node._on_leave = lambda: None
             self.nodes.append(node)
+        changed = asyncio.Event()
+        self.nodes[0].registry.subscribe(changed.set)
         async with asyncio.timeout(PATIENCE_S):
             while self.nodes[0].registry.serving() != ["a", "b"]:
-                await asyncio.sleep(0.01)
+                changed.clear()
+                await changed.wait()
 
     def routes(self) -> list[tuple[str, str]]:
         """Every route: the node's own table is asked, so that a new one is not forgotten."""

@@ -24,8 +24,8 @@ FREE = re.compile(
 )
 #: Packages whose metadata do not say it, or whose licence is none of these, with what was found and why it will do.
 LOOKED_AT = {
-    "intel-cmplr-lib-ur": "Intel Simplified Software License: free use; the CPU build of PyTorch's, never shipped by us",
-    "intel-openmp": "Intel Simplified Software License: free use; the CPU build of PyTorch's, never shipped by us",
+    "intel-cmplr-lib-ur": "Intel Simplified Software License: free use; for CPU engines, never shipped by us",
+    "intel-openmp": "Intel Simplified Software License: free use; for CPU engines, never shipped by us",
     "oss-harmony": "no field; Apache-2.0 in its LICENSE",
     "prometheus-fastapi-instrumentator": "says only OSI Approved; ISC in its LICENSE",
     "setuptools": "no field in older versions; MIT in its LICENSE",

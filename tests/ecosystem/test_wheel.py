@@ -76,7 +76,7 @@ def wheel(folder: Path, sdist: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bin_folder(folder: Path, wheel: Path) -> Path:
-    """The programs of an environment made for this, with the wheel and what it asks for, in the versions of our list."""
+    """The programs of an environment made for this: the wheel and what it asks for, in the versions of our list."""
     python = folder / "venv" / "bin" / "python"
     run(sys.executable, "-m", "venv", folder / "venv")
     versions = folder / "versions.txt"

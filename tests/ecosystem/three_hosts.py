@@ -1,8 +1,9 @@
 """Three hosts with a node each, joined as README says: `python -m tests.ecosystem.three_hosts (join | zeroconf)`.
 
-Each host is a network namespace with an own host name, on one switch. The nodes are `grapevine start` as a user types it,
-with an emulated engine each; the second and third are started by what the first one printed, or find it by multicast DNS.
-Prints what was seen as JSON. Exit status: 0 seen; 1 not; 77 this machine does not permit namespaces (the reason is told).
+Each host is a network namespace with an own host name, on one switch. The nodes are `grapevine start` as a user types
+it, with an emulated engine each; the second and third are started by what the first one printed, or find it by
+multicast DNS. Prints what was seen as JSON. Exit status: 0 seen; 1 not; 77 this machine does not permit namespaces (the
+reason is told).
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ class Host:
     def grapevine(self, *words: str) -> Any:
         """The JSON answer of another command on this host."""
         done = subprocess.run(
-            self.command([*words, "--json"]), capture_output=True, env=self.environment(), timeout=PATIENCE_S, check=False
+            self.command([*words, "--json"]),
+            capture_output=True,
+            env=self.environment(),
+            timeout=PATIENCE_S,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{self.name}: grapevine {' '.join(words)}: {done.stderr.decode()[-500:]}")
@@ -142,7 +147,9 @@ def story(hosts: list[Host], how: str) -> dict[str, Any]:
             told, headers = entry.ask("/v1/completions", body, {"x-grapevine-force-target": target})
             forwarded[f"{entry.name} to {target}"] = [headers["x-grapevine-target"], told["choices"][0]["text"]]
     members = {host.name: host.grapevine("members")["members"] for host in hosts}
-    problems = [one["text"] for one in hosts[1].grapevine("doctor", "--no-mdns")["findings"] if one["grade"] == "problem"]
+    problems = [
+        one["text"] for one in hosts[1].grapevine("doctor", "--no-mdns")["findings"] if one["grade"] == "problem"
+    ]
     hosts[2].end()
     gone_s = wait(lambda: all(host.serving() == names[:2] for host in hosts[:2]), "the death is known", hosts)
     answered = hosts[0].ask("/v1/completions", {"model": "demo", "prompt": "Hello", "max_tokens": 4})[0]

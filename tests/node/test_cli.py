@@ -439,7 +439,8 @@ def test_a_shell_learns_to_complete(shell: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "wanted"), [("grapevine dr", "drain"), ("grapevine plan --gp", "--gpu"), ("grapevine completion f", "fish")]
+    ("typed", "wanted"),
+    [("grapevine dr", "drain"), ("grapevine plan --gp", "--gpu"), ("grapevine completion f", "fish")],
 )
 def test_what_is_typed_is_completed(typed: str, wanted: str) -> None:
     env = {"_GRAPEVINE_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}

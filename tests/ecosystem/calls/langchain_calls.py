@@ -1,4 +1,4 @@
-"""LangChain's usual calls: `python langchain_calls.py URL MODEL`, the answers as JSON. Runs in an environment of its own."""
+"""LangChain's usual calls: `python langchain_calls.py URL MODEL`, the answers as JSON. In an environment of its own."""
 
 import asyncio
 import json

