@@ -48,7 +48,7 @@ def split(text: str) -> list[str]:
     """The commands of a block: a line each, but for continued lines and loops."""
     if text.startswith("for "):
         return [text.strip()]
-    whole = text.replace("\\\n", " ")
+    whole = re.sub(r"\s*\\\n\s*", " ", text)
     lines = [_BESIDE.sub("", _PROMPT.sub("", line)) for line in whole.splitlines() if line.strip()]
     return [re.sub(r"\s+", " ", line).strip() for line in lines]
 

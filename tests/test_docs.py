@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -137,7 +141,8 @@ class Lab:
         return command
 
     def _names(self, command: str) -> Mapping[str, str]:
-        ids = self._keys() if command.startswith("grapevine keys") else []
+        # The key that nothing is sealed with: the new one before `use`, the old one after it.
+        idle = self._idle_key() if "_ID" in command else ""
         return {
             "host-a:18100": f"127.0.0.1:{self.ports[0] + GOSSIP_OFFSET}",
             "http://host-b:8100": self.url(1),
@@ -147,15 +152,16 @@ class Lab:
             "/tmp/e.sock": str(self.folder / "e.sock"),
             "RUN_DIR/NAME": str(self.folder / "run" / "nobody"),
             "Qwen/Qwen3-8B": MODEL,
-            "NEW_ID": ids[-1] if ids else "",
-            "OLD_ID": ids[0] if ids else "",
+            "NEW_ID": idle,
+            "OLD_ID": idle,
             "--from NODE": "--from b",
         }
 
-    def _keys(self) -> list[str]:
+    def _idle_key(self) -> str:
         done = self.run("grapevine keys list --json")
         (ring,) = json.loads(done.stdout).values()
-        return [key["id"] for key in ring]
+        (idle,) = (key["id"] for key in ring if not key["seals"])
+        return str(idle)
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         """Type it."""
@@ -172,21 +178,22 @@ class Lab:
             command += f" --name guest --port {port} --no-mdns --no-kv"
             if "--engine-url" not in command:
                 command += f" --engine-url {self.url(1)}"
-        log = self.folder / "until"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], stdout=output, stderr=output, env=self.environment,
-                start_new_session=True, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+        screen = Screen()
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
+            env=self.environment, start_new_session=True,
+        )  # fmt: skip
         try:
-            wait(lambda: seen in log.read_text(errors="replace") or process.poll() is not None, self.told)
-            assert seen in log.read_text(errors="replace"), log.read_text(errors="replace")
+            wait(lambda: seen in screen.text() or process.poll() is not None, self.told)
+            assert seen in screen.text(), screen.text()
             process.send_signal(signal.SIGINT)
-            assert process.wait(LIMIT_S) in (0, 130), log.read_text(errors="replace")
+            wait(lambda: screen.text() != "" and process.poll() is not None, screen.text)
+            assert process.returncode in (0, 130), screen.text()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            screen.close()
 
     def close(self) -> None:
         for node in self.nodes:
@@ -197,6 +204,26 @@ class Lab:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(node.pid, signal.SIGKILL)
+
+
+class Screen:
+    """A terminal of 140 columns, and what was written to it."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+        os.set_blocking(self._ours, False)
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 140, 0, 0))
+        self._seen = b""
+
+    def text(self) -> str:
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._ours, 65_536):
+                self._seen += piece
+        return self._seen.decode(errors="replace")
+
+    def close(self) -> None:
+        os.close(self._ours)
+        os.close(self.theirs)
 
 
 def fetch(url: str) -> Any:

@@ -18,8 +18,8 @@ LISTS = sorted((ROOT / "requirements").glob("*.txt"))
 HASHED = [path for path in LISTS if path.name != "torch.txt"]
 #: Words of a licence that ask nothing of a work that uses the package unchanged beyond Apache-2.0's own terms.
 FREE = re.compile(
-    r"0BSD|Apache|BSD|BSL-1\.0|CC0|CNRI-Python|DFSG|HPND|ISC|LGPL|MIT|Mozilla Public|MPL|PSF|Python Software Foundation|"
-    r"Unlicense|Zlib|AFL",
+    r"0BSD|Apache|BSD|BSL-1\.0|CC0|CNRI-Python|DFSG|HPND|ISC|LGPL|MIT|Mozilla Public|MPL|PSF|Python Software "
+    r"Foundation|Unlicense|Zlib|AFL",
     re.IGNORECASE,
 )
 #: Packages whose metadata do not say it, or whose licence is none of these, with what was found and why it will do.
