@@ -349,7 +349,10 @@ def test_every_script_that_is_named_is_there_and_has_the_options() -> None:
     for path, words in named_scripts():
         assert (ROOT / path).exists(), path
         if path == "scripts/bench" and words and words[0] not in ("NAME", "peers", "all"):
-            parser.parse_args([word.replace("FILE", "x") for word in words])  # ends the program where it is wrong
+            try:
+                parser.parse_args([word.replace("FILE", "x") for word in words])
+            except SystemExit:
+                pytest.fail(f"no such bench or option: {shlex.join([path, *words])}")
     chaos = subprocess.run(
         [sys.executable, "-m", "chaos_run", "--help"], capture_output=True, text=True, check=False, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "CHAOS_INSIDE": "1"},
