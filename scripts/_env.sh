@@ -3,6 +3,8 @@
 #
 #   source "$(dirname "$0")/_env.sh"
 #   prepare_environment          # what a node needs; `prepare_environment dev` adds the development tools
+#   prepare_side clients         # .venv/clients: requirements/clients.txt and nothing else
+#   prepare_chromium             # from Debian's packages, where that is allowed
 #   exec "$PYTHON" ...
 #
 # A part is installed only when its lock file has changed. What pip says is in .venv/setup.log.
