@@ -29,7 +29,7 @@ COMMANDS = {
 EXIT_CODES = """\
 Exit status: 0 done, a node that was asked to stop included; 1 the node could not start, a request was refused,
 doctor found a problem, or plan found no way; 2 a flag, variable or key of the file is wrong; 3 no node could be
-reached.
+reached; 130 Ctrl-C before a node or an engine was up.
 """
 
 
