@@ -38,8 +38,8 @@ from node.settings import make_settings
 from tests.documents import PAGES, ROOT, anchors, commands, examples, inline, links
 from tests.node.sizing.published import CASES, LLAMA_70B
 
-#: Seconds for a command, and for a node to serve.
-LIMIT_S = 120.0
+#: Seconds for a command, and for a node to serve: far beyond what it takes, for a machine that is busy elsewhere.
+LIMIT_S = 300.0
 MODEL = "demo"
 TOKEN = "docs"
 #: Commands that are not run here, each with where its work is done, or why nowhere.
@@ -115,7 +115,7 @@ class Lab:
         checkpoint.mkdir(parents=True)
         (checkpoint / "config.json").write_text(json.dumps(LLAMA_70B))
         for name, port in zip("ab", self.ports, strict=True):
-            engine = f"grapevine emulate --served-model-name {MODEL} --uds {{uds}} --link-socket {{link}}"
+            engine = f"grapevine emulate --served-model-name {MODEL} --speedup 20 --uds {{uds}} --link-socket {{link}}"
             words = [
                 "grapevine", "start", "--name", name, "--port", str(port), "--no-mdns", "--kv-pool-gib", "0.01",
                 "--join", f"127.0.0.1:{self.ports[0] + GOSSIP_OFFSET}", "--engine-command", engine,
@@ -251,15 +251,13 @@ def lab() -> Iterator[Lab]:
 
 
 COMMANDS = commands()
-RUN_HERE = [
-    (page, text)
-    for page, text in COMMANDS
-    if text not in NOT_HERE and text not in UNTIL_STOPPED and not text.startswith("for ")
-]
+RUN_HERE = dict.fromkeys(
+    text for _, text in COMMANDS if text not in NOT_HERE and text not in UNTIL_STOPPED and not text.startswith("for ")
+)
 
 
-@pytest.mark.parametrize(("page", "text"), RUN_HERE)
-def test_a_command_runs_as_it_stands_there(lab: Lab, page: str, text: str) -> None:
+@pytest.mark.parametrize("text", RUN_HERE)
+def test_a_command_runs_as_it_stands_there(lab: Lab, text: str) -> None:
     for program in ("zsh", "fish", "jq", "openssl"):
         if re.search(rf"\b{program}\b", text) and shutil.which(program) is None:
             pytest.skip(f"{program} is not installed here")
