@@ -132,6 +132,12 @@ class Settings:
     max_queue: int = key(1024, "Requests that wait on this node.")
     max_body_mib: int = key(64, "Largest request body, MiB.")
     api_key: tuple[str, ...] = key((), "Key that clients must send; may be repeated. Default: none.", secret=True)
+    cors_origin: tuple[str, ...] = key(
+        (),
+        "Origin whose web pages may use the API from a browser, such as https://chat.example; may be repeated, * for "
+        "all. Default: none.",
+        metavar="ORIGIN",
+    )
     admin_token: str = key("", "Token of /admin. Default: /admin is closed.", secret=True)
     state_dir: Path = key(  # noqa: RUF009 - a Path never changes
         Path("/"), "Directory of what survives a restart.", derived="~/.local/state/grapevine"
@@ -170,6 +176,9 @@ class Settings:
             raise SettingsError(
                 "--kv-tls needs a cluster key, or nobody could tell who is at the other end: set GRAPEVINE_CLUSTER_KEY"
             )
+        for origin in self.cors_origin:
+            if not _is_origin(origin):
+                raise SettingsError(f"--cors-origin {origin!r}: use * or an origin such as https://chat.example:8443")
         self._check_distinct_ports()
         self._check_engine_url()
         self._check_engine_command()
@@ -283,6 +292,16 @@ def _is_http_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets, a port or a label that cannot be one
         return False
+
+
+def _is_origin(text: str) -> bool:
+    """Whether a browser would write `text` as the origin of a page, or it stands for all of them."""
+    try:
+        parts = urlsplit(text)
+        bare = parts.scheme and parts.hostname and parts.port != 0
+    except ValueError:
+        return False
+    return text == "*" or bool(bare and text == f"{parts.scheme}://{parts.netloc}" and "@" not in text)
 
 
 def flag(name: str) -> str:

@@ -3,6 +3,8 @@
 #
 #   source "$(dirname "$0")/_env.sh"
 #   prepare_environment          # what a node needs; `prepare_environment dev` adds the development tools
+#   prepare_side clients         # .venv/clients: requirements/clients.txt and nothing else
+#   prepare_chromium             # from Debian's packages, where that is allowed
 #   exec "$PYTHON" ...
 #
 # A part is installed only when its lock file has changed. What pip says is in .venv/setup.log.
@@ -92,10 +94,15 @@ progress() {
 
 pip_install() { "$PYTHON" -m pip install --disable-pip-version-check --no-input --progress-bar off --no-deps "$@"; }
 
+# install_list NAME [PYTHON]: what requirements/NAME.txt pins, each file checked against its hashes.
+install_list() {
+    PYTHON="${2:-$PYTHON}" pip_install --require-hashes -r "$ROOT/requirements/$1.txt"
+}
+
 install_torch() {
-    pip_install "$1" && return
-    echo "--- $1 is not where pip looks: trying PyTorch's own index"
-    PIP_EXTRA_INDEX_URL="$TORCH_CPU_INDEX" pip_install "$1"
+    pip_install -r "$ROOT/requirements/torch.txt" && return
+    echo "--- PyTorch for CPUs is not where pip looks: trying PyTorch's own index"
+    PIP_EXTRA_INDEX_URL="$TORCH_CPU_INDEX" pip_install -r "$ROOT/requirements/torch.txt"
 }
 
 # once NAME CHECKSUM TITLE COMMAND...: does nothing when it was done with the same checksum.
@@ -109,8 +116,43 @@ once() {
 
 checksum() { cat "$@" | sha256sum | cut -d' ' -f1; }
 
-prepare_environment() {
-    local lock="$ROOT/requirements" torch
+# prepare_side NAME: $VENV/NAME, an environment apart with what requirements/NAME.txt pins and nothing else.
+prepare_side() {
+    local side="$VENV/$1"
+    prepare
+    if [[ "$("$side/bin/python" -c 'import sys; print(sys.prefix)' 2>/dev/null)" != "$side" ]]; then
+        rm -f "$VENV/.done-$1"
+        "$PYTHON" -m venv --clear "$side" || fail "$side could not be made" "remove it and try again: rm -rf $side"
+    fi
+    once "$1" "$(checksum "$ROOT/requirements/$1.txt")" "installing requirements/$1.txt" \
+        install_list "$1" "$side/bin/python"
+    exec 9>&-
+}
+
+# The browser that the tests of the page drive. Not having it fails nothing: those tests are skipped, and say so.
+prepare_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        command -v "$name" >/dev/null && return
+    done
+    if ((EUID)) || ! command -v apt-get >/dev/null; then
+        say "no Chromium here: the tests of the page will be skipped (Debian, Ubuntu: sudo apt install chromium)"
+        return
+    fi
+    prepare
+    watched "installing Chromium" install_chromium ||
+        say "Chromium could not be installed: the tests of the page will be skipped; all that was said: $SETUP_LOG"
+    exec 9>&-
+}
+
+install_chromium() {
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install --yes --no-install-recommends chromium && return
+    apt-get update && apt-get install --yes --no-install-recommends chromium
+}
+
+# The environment itself, ours alone until descriptor 9 is closed.
+prepare() {
     WATCHED_TTY=""
     [[ -t 2 ]] && WATCHED_TTY=yes
     # Two scripts at once would install over each other. The lock is on the directory and ends with the process.
@@ -118,11 +160,15 @@ prepare_environment() {
     flock -n 9 || { say "waiting for another script that prepares $VENV" && flock 9; }
     make_venv
     : >>"$SETUP_LOG"
-    torch="$(grep '^torch==' "$lock/cpu.txt")"
-    once torch "$(printf '%s' "$torch" | sha256sum | cut -d' ' -f1)" "installing PyTorch" install_torch "$torch"
-    once cpu "$(checksum "$lock/cpu.txt")" "installing vLLM and what it needs" pip_install -r "$lock/cpu.txt"
+}
+
+prepare_environment() {
+    local lock="$ROOT/requirements"
+    prepare
+    once torch "$(checksum "$lock/torch.txt")" "installing PyTorch" install_torch
+    once cpu "$(checksum "$lock/cpu.txt")" "installing vLLM and what it needs" install_list cpu
     if [[ "${1:-}" == dev ]]; then
-        once dev "$(checksum "$lock/dev.txt")" "installing the development tools" pip_install -r "$lock/dev.txt"
+        once dev "$(checksum "$lock/dev.txt")" "installing the development tools" install_list dev
     fi
     once project "$(checksum "$ROOT/pyproject.toml")$ROOT" "installing Grapevine" \
         pip_install --no-build-isolation --editable "$ROOT"

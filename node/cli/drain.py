@@ -20,10 +20,19 @@ LOOK_EVERY_S = 0.3
 PATIENCE_S = 30.0
 
 
+def member_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names for the shell to complete: those that the node knows which would be asked; none where there is none."""
+    try:
+        told = ask(find_node(ctx.params.get("node"), ctx.params.get("state_dir")), "/gossip/members")["members"]
+        return [member["name"] for member in told if str(member["name"]).startswith(incomplete)]
+    except (click.ClickException, LookupError, TypeError):
+        return []
+
+
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of these commands, and the name of the node that is meant."""
     for option in (
-        click.argument("name"),
+        click.argument("name", shell_complete=member_names),
         click.option("--state-dir", type=click.Path(path_type=Path), envvar="GRAPEVINE_STATE_DIR", hidden=True),
         click.option("--admin-token", envvar="GRAPEVINE_ADMIN_TOKEN", help="Admin token of that node."),
         click.option(
@@ -172,7 +181,8 @@ def leave(timeout: float | None, as_json: bool, **which: Any) -> None:
 @click.command()
 @node_options
 @click.option("--address", "addresses", metavar="HOST:PORT", multiple=True, help="Gossip address to dial as well.")
-def join(addresses: tuple[str, ...], **which: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def join(addresses: tuple[str, ...], as_json: bool, **which: Any) -> None:
     """Let the drained node NAME take work again. With --address it also dials another cluster's node.
 
     A node that has left is started again instead: `grapevine start` under the same name.
@@ -180,8 +190,8 @@ def join(addresses: tuple[str, ...], **which: Any) -> None:
     meant = Named(**which)
     if addresses:
         meant.post("/admin/join", addresses=list(addresses))
-    meant.post("/admin/undrain")
-    click.echo(f"{meant.name} takes work")
+    status = meant.post("/admin/undrain")
+    click.echo(json.dumps(status) if as_json else f"{meant.name} takes work")
 
 
 def _body(timeout: float | None) -> dict[str, float]:

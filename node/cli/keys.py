@@ -28,10 +28,10 @@ class Nodes:
         """What each of them holds."""
         return {url: ask(url, PATH, token=self.token)["keys"] for url in self.urls}
 
-    def change(self, **step: str) -> None:
+    def change(self, as_json: bool, **step: str) -> None:
         """Take one step of a rotation at each, and show what they hold then."""
         body = json.dumps(step).encode()
-        show({url: ask(url, PATH, body, self.token)["keys"] for url in self.urls})
+        show({url: ask(url, PATH, body, self.token)["keys"] for url in self.urls}, as_json)
 
 
 def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +39,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--state-dir", type=click.Path(path_type=Path), envvar="GRAPEVINE_STATE_DIR", hidden=True),
         click.option("--admin-token", envvar="GRAPEVINE_ADMIN_TOKEN", help="Admin token of the nodes."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option("--all", "everywhere", is_flag=True, help="All nodes of the cluster that the asked one knows."),
         click.option(
             "--node",
@@ -66,8 +67,11 @@ def meant(urls: tuple[str, ...], everywhere: bool, admin_token: str | None, stat
     return Nodes(found, admin_token)
 
 
-def show(rings: dict[str, Ring]) -> None:
-    """Print one line for each node."""
+def show(rings: dict[str, Ring], as_json: bool) -> None:
+    """Print one line for each node, or what a script can read."""
+    if as_json:
+        click.echo(json.dumps(rings))
+        return
     for url, ring in rings.items():
         told = ", ".join(f"{key['id']}{' (in use)' if key['seals'] else ''} opened {key['opened']}" for key in ring)
         click.echo(f"{url}  {told or 'no key: this cluster talks in clear'}")
@@ -84,21 +88,16 @@ def keys() -> None:
 
 @keys.command(name="list")
 @node_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_keys(as_json: bool, **which: Any) -> None:
     """Show the ids of the keys that nodes hold, and how many packets of peers each has opened."""
-    rings = meant(**which).rings()
-    if as_json:
-        click.echo(json.dumps(rings))
-    else:
-        show(rings)
+    show(meant(**which).rings(), as_json)
 
 
 @keys.command()
 @node_options
 @click.argument("file", type=click.File("rb"), required=False)
 @click.option("--generate", is_flag=True, help="Make a new random key and print it, on standard error.")
-def add(file: BinaryIO | None, generate: bool, **which: Any) -> None:
+def add(file: BinaryIO | None, generate: bool, as_json: bool, **which: Any) -> None:
     """Let nodes open what is sealed with a further key: the first line of FILE (- for standard input).
 
     Without FILE you are asked for it. The key travels to the node in the clear of HTTP: where that network is not
@@ -109,31 +108,31 @@ def add(file: BinaryIO | None, generate: bool, **which: Any) -> None:
     for url in nodes.urls:
         if not url.startswith(_LOOPBACK):
             click.echo(f"warning: the key goes to {url} without encryption", err=True)
-    nodes.change(add=text)
+    nodes.change(as_json, add=text)
 
 
 @keys.command()
 @node_options
 @click.argument("key_id", metavar="ID")
-def use(key_id: str, **which: Any) -> None:
+def use(key_id: str, as_json: bool, **which: Any) -> None:
     """Let nodes seal and sign with the key ID. Refused while one of the nodes does not have it."""
     nodes = meant(**which)
     lacking = [url for url, ring in nodes.rings().items() if key_id not in {key["id"] for key in ring}]
     if lacking:
         raise click.ClickException(f"{', '.join(lacking)} lacks the key {key_id}: `grapevine keys add` it there first")
-    nodes.change(use=key_id)
+    nodes.change(as_json, use=key_id)
 
 
 @keys.command()
 @node_options
 @click.argument("key_id", metavar="ID")
-def remove(key_id: str, **which: Any) -> None:
+def remove(key_id: str, as_json: bool, **which: Any) -> None:
     """Let nodes forget the key ID. Refused while one of the nodes seals with it."""
     nodes = meant(**which)
     using = [url for url, ring in nodes.rings().items() if key_id in {key["id"] for key in ring if key["seals"]}]
     if using:
         raise click.ClickException(f"{', '.join(using)} still seals with {key_id}: `grapevine keys use` another first")
-    nodes.change(remove=key_id)
+    nodes.change(as_json, remove=key_id)
 
 
 def _text(file: BinaryIO | None, generate: bool) -> str:

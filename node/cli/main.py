@@ -23,12 +23,13 @@ COMMANDS = {
     "keys": ("node.cli.keys", "Show and rotate the cluster keys of running nodes."),
     "kv": ("node.cli.kv", "Show the KV blocks of a node and its transfers; warm a node from another."),
     "emulate": ("node.cli.emulate", "Serve an emulated engine: no model, the behaviour of vLLM."),
+    "completion": ("node.cli.completion", "Print what makes a shell complete commands, options and names of nodes."),
     "version": ("node.cli.version", "Show the versions of Grapevine, vLLM and Python."),
 }
 EXIT_CODES = """\
 Exit status: 0 done, a node that was asked to stop included; 1 the node could not start, a request was refused,
 doctor found a problem, or plan found no way; 2 a flag, variable or key of the file is wrong; 3 no node could be
-reached.
+reached; 130 Ctrl-C before a node or an engine was up.
 """
 
 

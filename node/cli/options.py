@@ -29,7 +29,7 @@ else:  # older versions of click are not generic
 
 PREFIX = "GRAPEVINE"
 #: Keys whose several values may follow one flag, as in vLLM: `--join a:1 b:2`.
-LISTS = ("join", "served_model_name", "api_key")
+LISTS = ("join", "served_model_name", "api_key", "cors_origin")
 #: Largest configuration file, bytes.
 MAX_FILE_BYTES = 1024 * 1024
 

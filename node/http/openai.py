@@ -8,6 +8,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from node.http.auth import check_client
+from node.http.cors import Cors
 from node.http.errors import ApiError, ApiFailure, json_response, model_not_found
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.http.options import TIMEOUT, client_of, read_options, read_priority, with_priority
@@ -34,6 +35,7 @@ class OpenAi:
         clock: Callable[[], float],
     ) -> None:
         self.bodies = bodies
+        self._cors = Cors(settings.cors_origin)
         self._settings = settings
         self._registry = registry
         self._dispatcher = dispatcher
@@ -51,6 +53,9 @@ class OpenAi:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request of the API."""
         arrived = self._clock()
+        origin = request.headers.get("Origin")
+        if origin is not None and (permission := self._cors.meet(request, origin)) is not None:
+            return permission  # a browser asks without the key
         self.authorize(request)
         path = request.raw_path.partition("?")[0]
         if request.method in {"GET", "HEAD"} and (path == _MODELS or path.startswith(_MODELS + "/")):

@@ -10,6 +10,8 @@ from multidict import CIMultiDict
 
 #: Bytes written before the socket is asked whether the client takes them.
 DRAIN_AFTER = 64 * 1024
+#: Headers that tell a browser what pages of other origins may do begin with this.
+_CROSS_ORIGIN = "access-control-"
 
 
 class Flow:
@@ -61,6 +63,8 @@ class Writer(AbstractStreamWriter):
         self._head = b""
         self._chunked = False
         self._ended = False
+        #: What pages of other origins are told, in place of what the answer says of it; None where none asks.
+        self.cross_origin: tuple[tuple[str, str], ...] | None = None
         #: Bytes that the answer still may have, None without a Content-Length.
         self.length = None
         self.buffer_size = 0
@@ -73,6 +77,9 @@ class Writer(AbstractStreamWriter):
         """
         lines = [status_line]
         lines += [f"{name}: {value}" for name, value in headers.items()]
+        if self.cross_origin is not None:
+            lines = [line for line in lines if not line.lower().startswith(_CROSS_ORIGIN)]
+            lines += [f"{name}: {value}" for name, value in self.cross_origin]
         head = "\r\n".join(lines)
         if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
             raise ValueError("a header holds a line break")

@@ -21,6 +21,8 @@ INSIDE = "CHAOS_INSIDE"
 #: Seconds for one command.
 COMMAND_S = 10.0
 _NOBODY = "02:00:00:00:00:ff"
+#: Our own address, on the bridge.
+_SWITCH = "10.77.255.254"
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--kill-child", "--fork")
 
 
@@ -79,8 +81,9 @@ class Namespaces:
         _run("mount", "-t", "tmpfs", "none", "/run")
         _run("mount", "-t", "tmpfs", "none", "/dev/shm")
         _run("ip", "link", "set", "lo", "up")
-        _run("ip", "link", "add", "br0", "type", "bridge")
-        _run("ip", "addr", "add", "10.77.255.254/16", "dev", "br0")
+        # No snooping: nobody asks for memberships here, and the switch would stop passing multicast (zeroconf).
+        _run("ip", "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+        _run("ip", "addr", "add", f"{_SWITCH}/16", "dev", "br0")
         _run("ip", "link", "set", "br0", "up")
         for number in range(size):
             self._add(number)
@@ -112,6 +115,8 @@ class Namespaces:
         _run("ip", "-n", name, "addr", "add", f"{self.host(number)}/16", "dev", "eth0")
         _run("ip", "-n", name, "link", "set", "eth0", "up")
         _run("ip", "-n", name, "link", "set", "lo", "up")
+        # As on a real host: by its default route a node finds the address at which others reach it.
+        _run("ip", "-n", name, "route", "add", "default", "via", _SWITCH)
 
 
 def enter(argv: Sequence[str]) -> str:

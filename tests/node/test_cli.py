@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from node import runfiles
 from node.cli import main
-from node.cli.main import COMMANDS
+from node.cli.main import COMMANDS, EXIT_CODES
 from node.errors import PortTakenError, SettingsError
 from node.policy.base import CandidateCost
 from node.settings import Settings, make_settings
 
+ROOT = Path(__file__).parents[2]
 STATE = {
     "self": "a",
     "cluster": "home",
@@ -401,3 +403,48 @@ def test_every_command_is_documented_with_its_exit_statuses(run: Callable[..., R
         assert f"`{command}" in text, command
         assert command in help_text
     assert all(f"| {status} |" in text for status in range(4)) and "Exit status: 0 done" in help_text
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by what is typed, those of groups included."""
+    found: dict[str, click.Command] = {}
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        inner = command.commands if isinstance(command, click.Group) else {}
+        if not inner or command.invoke_without_command:  # type: ignore[attr-defined]
+            found[name] = command
+        found |= {f"{name} {sub}": one for sub, one in inner.items()}
+    return found
+
+
+def test_every_command_that_ends_can_print_json() -> None:
+    lacking = [name for name, one in commands().items() if "--json" not in {o for p in one.params for o in p.opts}]
+    assert lacking == ["start", "emulate"]
+
+
+def test_every_command_and_exit_status_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert [name for name in commands() if f"`{name.split()[0]}" not in text] == []
+    numbers = re.findall(r"(\d+) ", EXIT_CODES.replace("\n", " "))
+    assert numbers == ["0", "1", "2", "3", "130"]
+    for number in numbers:
+        assert f"| {number} |" in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_learns_to_complete(shell: str) -> None:
+    told = CliRunner().invoke(main, ["completion", shell])
+    assert told.exit_code == 0 and "_GRAPEVINE_COMPLETE" in told.output and "grapevine" in told.output
+    assert json.loads(CliRunner().invoke(main, ["completion", shell, "--json"]).output)["shell"] == shell
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [("grapevine dr", "drain"), ("grapevine plan --gp", "--gpu"), ("grapevine completion f", "fish")],
+)
+def test_what_is_typed_is_completed(typed: str, wanted: str) -> None:
+    env = {"_GRAPEVINE_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    told = CliRunner().invoke(main, [], env=env, prog_name="grapevine")
+    assert f"plain,{wanted}" in told.output.splitlines()

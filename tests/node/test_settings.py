@@ -63,6 +63,8 @@ def value_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(about["choices"])
     if name == "join":
         return st.lists(st.builds("{}:{}".format, WORD, st.integers(1, 65535)), min_size=1, max_size=3).map(tuple)
+    if name == "cors_origin":
+        return st.lists(WORD.map("https://{}".format), min_size=1, max_size=3).map(tuple)
     if name in ("state_dir", "run_dir"):
         return WORD.map(lambda word: Path("/tmp") / word)
     if kind is bool:
@@ -210,6 +212,9 @@ def test_a_wrong_value_is_told_with_the_place_it_came_from(tmp_path: Path) -> No
         ({"engine_command": "x '{uds}"}, ["quoted"]),
         ({"engine_command": "x --port 8000"}, ["put {uds} where"]),
         ({"max_running": 0}, ["--max-running"]),
+        ({"cors_origin": ("chat.example",)}, ["--cors-origin", "https://chat.example"]),
+        ({"cors_origin": ("https://chat.example/",)}, ["--cors-origin"]),
+        ({"cors_origin": ("null",)}, ["--cors-origin"]),
         ({"kv_pool_gib": -1.0}, ["--kv-pool-gib"]),
         ({"kv_tls": True}, ["--kv-tls", "GRAPEVINE_CLUSTER_KEY"]),
         ({"run_dir": "/tmp/" + "x" * 110}, ["--run-dir", "107", "shorter"]),

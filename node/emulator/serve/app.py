@@ -13,7 +13,7 @@ from node import __version__
 from node.emulator.config import EngineConfig
 from node.emulator.serve import frames
 from node.emulator.serve.asks import ApiError, Ask, check_length, checked_model, json_object, read
-from node.emulator.serve.chat import render
+from node.emulator.serve.chat import BadChat, render
 from node.emulator.serve.driver import Driver
 from node.emulator.serve.figures import Figures
 from node.emulator.serve.frames import Frames
@@ -172,7 +172,8 @@ class Surface:
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except ApiError as error:
+    except (ApiError, BadChat) as failure:
+        error = failure if isinstance(failure, ApiError) else ApiError(400, str(failure), param="messages")
         return web.Response(body=error.body(), status=error.status, content_type="application/json")
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         detail = orjson.dumps({"detail": error.reason})

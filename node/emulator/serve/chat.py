@@ -13,8 +13,12 @@ from node.emulator.tokens import Tokenizer
 _HEAD = ("tools", "documents", "chat_template_kwargs")
 
 
+class BadChat(ValueError):
+    """Messages that no template can render; the text says why."""
+
+
 def render(fields: Mapping[str, object], tokenizer: Tokenizer) -> list[int]:
-    """The token ids of the messages, ready for an answer; empty when there are none."""
+    """The token ids of the messages, ready for an answer; empty when there are none. Raises `BadChat`."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         return []
@@ -48,4 +52,7 @@ def _part(part: object) -> str:
 
 
 def _dump(value: object) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError as error:  # it was JSON, so it is too deep
+        raise BadChat("the messages are nested too deeply") from error

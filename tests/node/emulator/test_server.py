@@ -155,6 +155,15 @@ async def test_errors_are_those_of_vllm(client: AsyncOpenAI, server: EmulatedSer
     assert (await post(server, "/v1/nothing", {}))[0] == 404
 
 
+async def test_messages_that_are_nested_without_end_are_refused(server: EmulatedServer) -> None:
+    deep: Any = "x"
+    for _ in range(600):
+        deep = [deep]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        status, body = await post(server, path, {"model": MODEL, "messages": deep})
+        assert status == 400 and b"nested too deeply" in body
+
+
 async def test_a_client_that_goes_away_aborts_its_request(server: EmulatedServer) -> None:
     assert server.driver is not None
     aborted, abort = asyncio.Event(), server.driver.abort
