@@ -13,6 +13,7 @@ request that broke too many of them is given up.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from node.prompt.carriage import COMPLETIONS
 from node.prompt.parse import load_object
 from node.relay.attempts import Attempts
 from node.relay.call import Call, Opened
+from node.relay.carry.ahead import ALIGN_S, FINE_TOKENS, PLACE_S, Stage, compute, until
 from node.relay.carry.continuation import (
     Asked,
     CannotCarryError,
@@ -103,6 +105,8 @@ class Carrier:
         #: Seconds that a tokenizer was waited for, all legs together.
         self.asking_s = 0.0
         self._tokenizer: str | None = None
+        #: Who has computed what is there already, because it is to go on.
+        self._ahead = ""
         self._fields: Mapping[str, object] | None = None
 
     def why_not(self) -> str:
@@ -128,6 +132,26 @@ class Carrier:
     def ending(self) -> bytes:
         """The last events of an answer that has all its tokens."""
         return ending(self.record, self._asked())
+
+    async def prepare(self, target: str) -> bool:
+        """Let another node compute what is there so far; False when there is no place, and it had better stay.
+
+        Takes seconds. What cannot go on by tokens has nothing that could be computed for it.
+        """
+        self._ahead = ""
+        try:
+            while not self.carriage.tokens and self.record.tokens:
+                stage = await self._compute_ahead(target)
+                self._ahead = stage.target
+                if not stage.target or stage.tail(self._length) <= FINE_TOKENS or not self._waits_for(stage.block):
+                    break
+                if stage.tokens % stage.block <= FINE_TOKENS:
+                    break  # it was made just behind the end of one: nothing is gained by the next
+                if not await until(lambda end=stage.next_end: self._length >= end, ALIGN_S):  # type: ignore[misc]
+                    break
+        except (CannotCarryError, Refused) as error:
+            return isinstance(error, CannotCarryError)
+        return True
 
     async def next_leg(self, lost: Lost) -> Leg | None:
         """The leg that goes on; None when nothing is left to compute.
@@ -171,6 +195,30 @@ class Carrier:
             record.forget()
         opened, finish = await self._open_leg(self.call, None)
         return Leg(opened, finish, Replay(record) if record.choices else record)
+
+    # --- ahead of a move
+
+    async def _compute_ahead(self, target: str) -> Stage:
+        record, ask = self.record, self._asked()
+        found, length = strands(record, ask), self._length
+
+        def sent(plan: Plan, view: ClusterView) -> bytes:
+            return body(record, ask, self._body(), found, context=_context(plan, view), most=1)
+
+        outline = self._outline(ask, found)
+        outline = replace(outline, parsed=replace(outline.parsed, max_tokens=1))
+        stage = await compute(self._open, outline, self.elsewhere(target), sent, self._clock)
+        stage.tokens = length
+        return stage
+
+    @property
+    def _length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.record.prompt_ids or ()) + self.record.tokens
+
+    def _waits_for(self, block: int) -> bool:
+        """Whether the end of a block is worth waiting for."""
+        return block > FINE_TOKENS and self._asked().choices == 1
 
     # --- by tokens
 
@@ -259,11 +307,23 @@ class Carrier:
 
     async def _open_leg(self, call: Call, fit: Callable[[Plan, ClusterView], Call] | None) -> tuple[Opened, Finish]:
         attempt = self._attempt
-        attempt.call = replace(call, options=replace(call.options, force_target=None, force_source=None))
+        free = replace(call.options, force_target=None, force_source=None)
         attempt.fit = fit
-        attempt.until = self._clock() + CARRY_WAIT_S
         attempt.stood = True  # it had its turn: it goes to the head of the line
         attempt.again()
+        if self._ahead:
+            ahead, self._ahead = self._ahead, ""
+            attempt.call = replace(call, options=replace(free, force_target=ahead, no_pull=True))
+            attempt.until = self._clock() + PLACE_S
+            with contextlib.suppress(Refused):
+                opened, finish = await self._open(attempt)
+                if opened.upstream.status == 200:
+                    return opened, finish
+                opened.end(False)
+                finish(False)
+            attempt.again()
+        attempt.call = replace(call, options=free)
+        attempt.until = self._clock() + CARRY_WAIT_S
         while True:
             opened, finish = await self._open(attempt)
             status = opened.upstream.status

@@ -5,7 +5,7 @@ Rules
 2. The old leg is ended, which aborts its work, before the next one is opened: never two engines for one request.
 3. Back-pressure is as in `node.relay.answer`: a piece is read only after the last one was taken.
 4. What cannot be carried ends with an error event that says why. A request to move that cannot be followed changes
-   nothing: the stream goes on where it is.
+   nothing: the stream goes on where it is. So it does while the next node computes what is there so far (`ahead.py`).
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ class CarriedStream:
         self._leg: Leg | None = None
         self._lost: Lost | None = None
         self._finding: asyncio.Future[Leg | None] | None = None
+        #: The preparations of a move.
+        self._moving: asyncio.Task[None] | None = None
         #: Why no other leg is to follow; empty while one may.
         self._ending = ""
         #: When the client was last told something, and when it was known that the leg is lost.
@@ -114,7 +116,7 @@ class CarriedStream:
         leg = self._leg
         if leg is None or not self._can_move(leg):
             return False
-        leg.opened.upstream.fail(UpstreamMovedError("it is to run elsewhere"))
+        self._prepare_move(leg, "it is to run elsewhere")
         return True
 
     def end(self, why: str) -> None:
@@ -129,6 +131,25 @@ class CarriedStream:
     def movable(self) -> bool:
         """Whether the request, as far as it has come, could be carried."""
         return not self._carrier.why_not()
+
+    # --- moves
+
+    def _prepare_move(self, leg: Leg, why: str) -> None:
+        """Move as soon as the next node is ready; asked again meanwhile, nothing changes."""
+        if self._moving is None:
+            self._moving = asyncio.ensure_future(self._move(leg, why))
+            self._moving.add_done_callback(self._moved)
+
+    async def _move(self, leg: Leg, why: str) -> None:
+        ready = await self._carrier.prepare(leg.opened.plan.target)
+        if ready and leg is self._leg and not leg.translator.done and self._can_move(leg):
+            leg.opened.upstream.fail(UpstreamMovedError(why))
+
+    def _moved(self, moving: asyncio.Task[None]) -> None:
+        if self._moving is moving:
+            self._moving = None
+        if not moving.cancelled() and (error := moving.exception()) is not None:
+            _log.error("a move could not be prepared", exc_info=error)
 
     # --- legs
 
@@ -192,6 +213,9 @@ class CarriedStream:
 
     def _end_leg(self, *, whole: bool) -> None:
         leg, self._leg = self._leg, None
+        if self._moving is not None:
+            self._moving.cancel()
+            self._moving = None
         if leg is not None:
             leg.end(whole)
 
@@ -270,7 +294,7 @@ class CarriedStream:
         except RemoteError as error:
             return b"".join(told), None if leg.translator.done else error
         if move and not leg.translator.done and self._can_move(leg):
-            return b"".join(told), UpstreamMovedError("its node wants to be rid of it")
+            self._prepare_move(leg, "its node wants to be rid of it")
         return b"".join(told), None
 
     def _can_move(self, leg: Leg) -> bool:

@@ -342,6 +342,37 @@ async def test_a_stream_that_is_asked_to_move_goes_on_elsewhere(nodes: Cluster, 
 
 
 @pytest.mark.parametrize("target", ["a", "b"])
+async def test_what_is_there_is_computed_elsewhere_before_a_stream_moves(nodes: Cluster, target: str) -> None:
+    """Its old engine pauses, so that nothing is decoded meanwhile: the tokens are those of the continuation."""
+    member = nodes["ab".index(target)]
+    member.faulty.faults = [Fault(8, "pause")]
+    async with begun(nodes, "a", target, body(CHAT), 8) as answer:
+        assert member.node.handovers.move_all() == 1
+        assert b"error" not in await answer.rest()
+    (others,) = (other.faulty.bodies for other in nodes.members if other.faulty.bodies and other is not member)
+    first, second = (json.loads(sent) for _, sent in others)
+    assert first["max_tokens"] == 1 and first["prompt"] == second["prompt"]
+    assert events(answer.body)[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_a_stream_is_not_moved_while_nobody_has_a_place_for_it(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.relay.carry.ahead.PLACE_S", 0.05)
+    whole = await send(nodes, "a", "c", CHAT, body(CHAT))
+    nodes[1].faulty.faults = [Fault(5, "pause")]
+    async with begun(nodes, "a", "b", body(CHAT), 5) as answer:
+        for member in nodes.members:
+            member.node.admission.max_running = 0 if member is not nodes[1] else 1
+        assert nodes[1].node.handovers.move_all() == 1
+        await nodes[0].until(lambda: len(nodes[0].node.room) == 1)
+        await nodes[0].until(lambda: len(nodes[0].node.room) == 0)
+        nodes[1].faulty.resume()
+        assert normal(await answer.rest()) == normal(whole.body)
+    assert carried(nodes) == 0
+
+
+@pytest.mark.parametrize("target", ["a", "b"])
 async def test_what_is_not_over_when_its_entry_stops_ends_with_an_error_that_says_so(
     nodes: Cluster, target: str
 ) -> None:
