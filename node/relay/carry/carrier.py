@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import orjson
-
 from node.plan import Plan, RouteOptions
 from node.prompt import ParsedRequest
 from node.prompt.carriage import COMPLETIONS
@@ -31,31 +29,24 @@ from node.relay.carry.ahead import ALIGN_S, FINE_TOKENS, PLACE_S, Stage, compute
 from node.relay.carry.continuation import (
     Asked,
     CannotCarryError,
-    Needed,
     Strand,
     asked,
     body,
     left,
     needed,
     prompt,
-    settle,
     strands,
 )
 from node.relay.carry.convert import Converter, ending
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import Record
 from node.relay.carry.replay import Replay
+from node.relay.carry.tokenizer import Tokenizer
 from node.relay.refused import Refused
-from node.relay.upstream import UpstreamError
 from node.view import ClusterView
 
 #: Seconds that a broken stream waits for a place elsewhere: longer and its client gives up first.
 CARRY_WAIT_S = 30.0
-#: Seconds for the tokenizer's answer, its longest body in bytes, and questions to it for one choice: a character is at
-#: most four bytes, so at most so many tokens.
-DETOKENIZE_S = 5.0
-MAX_TEXT = 16 * 1024 * 1024
-MAX_QUESTIONS = 5
 
 _log = logging.getLogger("grapevine.carry")
 
@@ -104,7 +95,6 @@ class Carrier:
         self.record = Record(own_ids=carriage.own_ids, choices=call.parsed.prompts * call.parsed.answers)
         #: Seconds that a tokenizer was waited for, all legs together.
         self.asking_s = 0.0
-        self._tokenizer: str | None = None
         #: Who has computed what is there already, because it is to go on.
         self._ahead = ""
         self._fields: Mapping[str, object] | None = None
@@ -226,10 +216,8 @@ class Carrier:
         record, ask = self.record, self._asked()
         found = strands(record, ask)
         began = self._clock()
-        self._tokenizer = None
-        for question in needed(record, ask, found):
-            strand = next(strand for strand in found if strand.index == question.index)
-            await self._settle(strand, question)
+        tokenizer = Tokenizer(self._open, self.call, self.elsewhere(""), self._clock)
+        await tokenizer.settle(record, ask, found, needed(record, ask, found))
         self.asking_s += self._clock() - began
         fitted = 0
 
@@ -265,43 +253,6 @@ class Carrier:
             continues=True,
         )
         return replace(self.call, target=COMPLETIONS, parsed=continued)
-
-    async def _settle(self, strand: Strand, question: Needed) -> None:
-        before = await self._text(question.context)
-        for _ in range(MAX_QUESTIONS):
-            whole = await self._text(question.context + question.tokens[: strand.keep])
-            if settle(strand, self.record.choices[strand.index], self._asked(), before, whole):
-                return
-        raise CannotCarryError("the tokens so far end in half a character")
-
-    async def _text(self, tokens: tuple[int, ...]) -> str:
-        """The text of token ids, from any node's tokenizer; all questions of a carry go to the same one."""
-        parsed = ParsedRequest(
-            path="/detokenize",
-            model=self.call.parsed.model,
-            body=orjson.dumps({"model": self.call.parsed.model, "tokens": tokens}),
-            is_json=True,
-        )
-        options = replace(self.elsewhere(""), force_target=self._tokenizer)
-        call = replace(self.call, target="/detokenize", parsed=parsed, options=options, carries=False)
-        asking = Attempts(call)
-        asking.until = self._clock() + DETOKENIZE_S
-        asking.stood = True
-        try:
-            opened, finish = await self._open(asking)
-        except Refused as refused:
-            raise CannotCarryError(f"no tokenizer answered: {refused}") from refused
-        self._tokenizer = opened.plan.target
-        whole = False
-        try:
-            answer = opened.first + await opened.upstream.read_all(MAX_TEXT)
-            whole = opened.upstream.status == 200
-        except UpstreamError as error:
-            raise CannotCarryError(f"the tokenizer of {opened.plan.target} did not answer: {error}") from error
-        finally:
-            opened.end(whole)
-            finish(whole)
-        return _prompt_of(answer)
 
     # --- both
 
@@ -349,13 +300,3 @@ def _context(plan: Plan, view: ClusterView) -> int:
     candidate = view.get(plan.target)
     info = candidate.models.get(plan.model) if candidate is not None else None
     return info.max_model_len if info is not None else 0
-
-
-def _prompt_of(answer: bytes) -> str:
-    try:
-        text = orjson.loads(answer)["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CannotCarryError("the tokenizer did not answer with text") from error
-    if not isinstance(text, str):
-        raise CannotCarryError("the tokenizer did not answer with text")
-    return text

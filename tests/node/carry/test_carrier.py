@@ -158,3 +158,19 @@ def test_what_an_engine_has_to_compute_is_what_lies_behind_its_last_whole_block(
     assert Stage("c", 128, 300).tail(310) == 54 and Stage("c", 128, 300).next_end == 384
     assert Stage("c", 0, 300).tail(310) == 10 and Stage("c", 128, 384).tail(384) == 0
     assert ahead.STAGE_S > ahead.PLACE_S
+
+
+async def test_the_tokenizer_of_whoever_was_lost_is_not_asked() -> None:
+    """It may hang as the stream did."""
+    engines = Engines()
+    engines.stream.record.take(completion("bb", [2, 3]))  # two tokens in one event: the tokenizer has to be asked
+    asked: list[tuple[str, ...]] = []
+
+    async def opened(attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
+        asked.append(attempt.options(0.0).visited)
+        raise Refused(Refusal(503, "no_live_node", "nobody"))
+
+    engines.stream._open = opened  # type: ignore[method-assign]
+    with pytest.raises((CannotCarryError, Refused)):
+        await engines.stream.next_leg(Lost("b", "stalled", "it hangs"))
+    assert asked[0] == ("b",)

@@ -304,6 +304,7 @@ async def test_an_engine_that_hangs_is_left(nodes: Cluster, target: str, monkeyp
 async def test_a_node_that_says_nothing_is_left(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engine is not judged, its loop does not turn: as a stopped process."""
     monkeypatch.setattr("node.relay.carry.silence.NODE_S", 0.2)
+    monkeypatch.setattr("node.relay.carry.silence.LINK_S", 0.4)
     monkeypatch.setattr("node.relay.answer.ALIVE_EVERY_S", 60.0)
     whole = await send(nodes, "a", "c", CHAT, body(CHAT))
     nodes[1].faulty.faults = [Fault(5, "stall")]
@@ -314,6 +315,7 @@ async def test_a_node_that_says_nothing_is_left(nodes: Cluster, monkeypatch: pyt
 
 async def test_a_slow_engine_whose_node_lives_is_waited_for(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.relay.carry.silence.NODE_S", 0.3)
+    monkeypatch.setattr("node.relay.carry.silence.LINK_S", 0.6)
     monkeypatch.setattr("node.relay.answer.ALIVE_EVERY_S", 0.02)
     whole = await send(nodes, "a", "c", CHAT, body(CHAT))
     nodes[1].faulty.faults = [Fault(5, "slow")]
