@@ -173,4 +173,4 @@ async def test_the_tokenizer_of_whoever_was_lost_is_not_asked() -> None:
     engines.stream._open = opened  # type: ignore[method-assign]
     with pytest.raises((CannotCarryError, Refused)):
         await engines.stream.next_leg(Lost("b", "stalled", "it hangs"))
-    assert asked[0] == ("b",)
+    assert "b" in asked[0]
