@@ -28,7 +28,7 @@ BOOKED_SHARE = 0.8
 LATE_S = 5.0
 LATE_SHARE = 0.1
 #: How early a client's clock and ours may let it come, seconds.
-EARLY_S = 0.05
+EARLY_S = 0.25
 #: Bookings that nobody used are swept out this often, seconds.
 SWEEP_S = 1.0
 
