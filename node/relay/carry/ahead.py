@@ -27,6 +27,8 @@ STAGE_S = 4.0
 PLACE_S = 0.5
 #: Blocks of at most so many tokens are never waited for: computing one takes no longer than an exchange.
 FINE_TOKENS = 32
+#: Stages before one move.
+MAX_STAGES = 2
 #: Longest time that the end of a block is waited for, and between two looks, seconds.
 ALIGN_S = 4.0
 LOOK_S = 0.01

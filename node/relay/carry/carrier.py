@@ -25,7 +25,7 @@ from node.prompt.carriage import COMPLETIONS
 from node.prompt.parse import load_object
 from node.relay.attempts import Attempts
 from node.relay.call import Call, Opened
-from node.relay.carry.ahead import ALIGN_S, FINE_TOKENS, PLACE_S, Stage, compute, until
+from node.relay.carry.ahead import ALIGN_S, FINE_TOKENS, MAX_STAGES, PLACE_S, Stage, compute, until
 from node.relay.carry.continuation import (
     Asked,
     CannotCarryError,
@@ -130,13 +130,13 @@ class Carrier:
         """
         self._ahead = ""
         try:
-            while not self.carriage.tokens and self.record.tokens:
+            for _ in range(MAX_STAGES):
+                if self.carriage.tokens or not self.record.tokens or self.record.complete:
+                    break
                 stage = await self._compute_ahead(target)
                 self._ahead = stage.target
-                if not stage.target or stage.tail(self._length) <= FINE_TOKENS or not self._waits_for(stage.block):
+                if not stage.target or not self._waits_for(stage):
                     break
-                if stage.tokens % stage.block <= FINE_TOKENS:
-                    break  # it was made just behind the end of one: nothing is gained by the next
                 if not await until(lambda end=stage.next_end: self._length >= end, ALIGN_S):  # type: ignore[misc]
                     break
         except (CannotCarryError, Refused) as error:
@@ -206,9 +206,10 @@ class Carrier:
         """Tokens of prompt and answer so far."""
         return len(self.record.prompt_ids or ()) + self.record.tokens
 
-    def _waits_for(self, block: int) -> bool:
-        """Whether the end of a block is worth waiting for."""
-        return block > FINE_TOKENS and self._asked().choices == 1
+    def _waits_for(self, stage: Stage) -> bool:
+        """Whether the end of a block is worth waiting for: much would have to be computed, and not if it were whole."""
+        behind = stage.tokens % stage.block if stage.block else 0
+        return min(behind, stage.tail(self._length)) > FINE_TOKENS and self._asked().choices == 1
 
     # --- by tokens
 

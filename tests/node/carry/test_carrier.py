@@ -132,6 +132,12 @@ async def test_small_blocks_are_not_waited_for(block: int) -> None:
     assert await engines.stream.prepare("b") and len(engines.sent) == 1
 
 
+async def test_a_stream_that_has_all_its_tokens_needs_nothing_computed() -> None:
+    engines = Engines()
+    engines.stream.record.take(completion("", [9], finish="length"))
+    assert await engines.stream.prepare("b") and not engines.sent
+
+
 async def test_a_stream_stays_where_nobody_has_a_place_for_it() -> None:
     engines = Engines(fault=Refused(Refusal(429, "cluster_busy", "full")))
     assert not await engines.stream.prepare("b")
