@@ -122,8 +122,8 @@ class Forecast:
             return max(guess, SLOWEST)
         clock = self._clock(now)
         # What has passed since the last place counts too: a line that stands still gets slower.
-        if STEADY_PLACES <= self._since_opened < PLACES:
-            places, span = self._since_opened, clock - self._waited_s
+        if self._open_since is not None and STEADY_PLACES <= self._since_opened < PLACES:
+            places, span = self._since_opened, now - self._open_since
         else:
             places, span = len(self._places) - 1, clock - self._places[0]
         return max(places / span if span > 0 else guess, SLOWEST)

@@ -55,6 +55,9 @@ def test_a_line_that_stands_forgets_how_fast_it_moved_when_it_was_often_empty() 
     forecast.opened(now, USUAL_S)
     now = steady(forecast, now, STEADY_PLACES * 0.5, every_s=0.5, waited_s=1.0)
     assert forecast.rate(now, 0.0) == pytest.approx(2.0)
+    forecast.emptied(now, USUAL_S)
+    assert forecast.rate(now, 99.0) < 10.0, "nobody waits now: the last places count"
+    forecast.opened(now, USUAL_S)
     now = steady(forecast, now, 60.0, every_s=0.25, waited_s=1.0)
     assert forecast.rate(now, 0.0) == pytest.approx(4.0), "and goes on with the last places"
 
