@@ -111,3 +111,32 @@ async def until(reached: Callable[[], bool], limit_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+class Move:
+    """The preparations of a move, one at a time."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, prepare: Callable[[], Awaitable[bool]], go: Callable[[], None]) -> None:
+        """Prepare, then go where that says so; asked again meanwhile, nothing changes."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._run(prepare, go))
+            self._task.add_done_callback(self._done)
+
+    def cancel(self) -> None:
+        """There is nothing to move any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, prepare: Callable[[], Awaitable[bool]], go: Callable[[], None]) -> None:
+        if await prepare():
+            go()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if self._task is task:
+            self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a move could not be prepared", exc_info=error)

@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 from node.errors import RemoteError
 from node.relay.answer import RawResponse, Watchdog, cut
 from node.relay.carry import marks
+from node.relay.carry.ahead import Move
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.continuation import CannotCarryError
 from node.relay.carry.convert import DivergedError
@@ -86,8 +87,7 @@ class CarriedStream:
         self._leg: Leg | None = None
         self._lost: Lost | None = None
         self._finding: asyncio.Future[Leg | None] | None = None
-        #: The preparations of a move.
-        self._moving: asyncio.Task[None] | None = None
+        self._move = Move()
         #: Why no other leg is to follow; empty while one may.
         self._ending = ""
         #: When the client was last told something, and when it was known that the leg is lost.
@@ -116,7 +116,7 @@ class CarriedStream:
         leg = self._leg
         if leg is None or not self._can_move(leg):
             return False
-        self._prepare_move(leg, "it is to run elsewhere")
+        self._begin_move(leg, "it is to run elsewhere")
         return True
 
     def end(self, why: str) -> None:
@@ -131,25 +131,6 @@ class CarriedStream:
     def movable(self) -> bool:
         """Whether the request, as far as it has come, could be carried."""
         return not self._carrier.why_not()
-
-    # --- moves
-
-    def _prepare_move(self, leg: Leg, why: str) -> None:
-        """Move as soon as the next node is ready; asked again meanwhile, nothing changes."""
-        if self._moving is None:
-            self._moving = asyncio.ensure_future(self._move(leg, why))
-            self._moving.add_done_callback(self._moved)
-
-    async def _move(self, leg: Leg, why: str) -> None:
-        ready = await self._carrier.prepare(leg.opened.plan.target)
-        if ready and leg is self._leg and not leg.translator.done and self._can_move(leg):
-            leg.opened.upstream.fail(UpstreamMovedError(why))
-
-    def _moved(self, moving: asyncio.Task[None]) -> None:
-        if self._moving is moving:
-            self._moving = None
-        if not moving.cancelled() and (error := moving.exception()) is not None:
-            _log.error("a move could not be prepared", exc_info=error)
 
     # --- legs
 
@@ -213,9 +194,7 @@ class CarriedStream:
 
     def _end_leg(self, *, whole: bool) -> None:
         leg, self._leg = self._leg, None
-        if self._moving is not None:
-            self._moving.cancel()
-            self._moving = None
+        self._move.cancel()
         if leg is not None:
             leg.end(whole)
 
@@ -294,8 +273,15 @@ class CarriedStream:
         except RemoteError as error:
             return b"".join(told), None if leg.translator.done else error
         if move and not leg.translator.done and self._can_move(leg):
-            self._prepare_move(leg, "its node wants to be rid of it")
+            self._begin_move(leg, "its node wants to be rid of it")
         return b"".join(told), None
+
+    def _begin_move(self, leg: Leg, why: str) -> None:
+        def go() -> None:
+            if leg is self._leg and not leg.translator.done and self._can_move(leg):
+                leg.opened.upstream.fail(UpstreamMovedError(why))
+
+        self._move.begin(lambda: self._carrier.prepare(leg.opened.plan.target), go)
 
     def _can_move(self, leg: Leg) -> bool:
         return self.movable and self._may_move(self._carrier, leg.opened.plan.target)
