@@ -21,7 +21,7 @@ INSIDE = "CHAOS_INSIDE"
 #: Seconds for one command.
 COMMAND_S = 10.0
 _NOBODY = "02:00:00:00:00:ff"
-_UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--kill-child", "--fork")
+_UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--kill-child=SIGTERM", "--fork")
 
 
 class Network(Protocol):
