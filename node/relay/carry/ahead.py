@@ -22,13 +22,15 @@ from node.relay.call import Call, Opened
 from node.relay.upstream import UpstreamError
 from node.view import ClusterView
 
-#: Longest time of one stage, and that a place for it is waited for, seconds.
-STAGE_S = 4.0
+#: Longest time of one stage (nobody waits for it), and that a place for it is waited for, seconds.
+STAGE_S = 10.0
 PLACE_S = 0.5
 #: Blocks of at most so many tokens are never waited for: computing one takes no longer than an exchange.
 FINE_TOKENS = 32
 #: Stages before one move.
 MAX_STAGES = 2
+#: Moves that one entry prepares at a time: those that have moved decode between the prompts of those that have not.
+MAX_MOVES = 2
 #: Longest time that the end of a block is waited for, and between two looks, seconds.
 ALIGN_S = 4.0
 LOOK_S = 0.01
@@ -114,9 +116,10 @@ async def until(reached: Callable[[], bool], limit_s: float) -> bool:
 
 
 class Move:
-    """The preparations of a move, one at a time."""
+    """The preparations of one stream's moves, one after the other. `turns`: `MAX_MOVES`, of all streams of an entry."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: asyncio.Semaphore) -> None:
+        self._turns = turns
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, prepare: Callable[[], Awaitable[bool]], go: Callable[[], None]) -> None:
@@ -132,8 +135,9 @@ class Move:
             task.cancel()
 
     async def _run(self, prepare: Callable[[], Awaitable[bool]], go: Callable[[], None]) -> None:
-        if await prepare():
-            go()
+        async with self._turns:
+            if await prepare():
+                go()
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if self._task is task:

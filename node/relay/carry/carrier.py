@@ -114,17 +114,17 @@ class Carrier:
             return f"{error}; {carriage.again}"
         return ""
 
-    def elsewhere(self, target: str) -> RouteOptions:
-        """The routing options of this stream's next leg, as if ``target`` were lost."""
+    def elsewhere(self, *lost: str) -> RouteOptions:
+        """The routing options of this stream's next leg, as if these nodes were ``lost`` too."""
         options = self._attempt.options(self._clock())
-        return replace(options, visited=(*options.visited, target), force_target=None, force_source=None)
+        return replace(options, visited=(*options.visited, *lost), force_target=None, force_source=None)
 
     def ending(self) -> bytes:
         """The last events of an answer that has all its tokens."""
         return ending(self.record, self._asked())
 
     async def prepare(self, target: str) -> bool:
-        """Let another node compute what is there so far; False when there is no place, and it had better stay.
+        """Let another node compute what is there so far; False when none could, and it had better stay.
 
         Takes seconds. What cannot go on by tokens has nothing that could be computed for it.
         """
@@ -134,8 +134,10 @@ class Carrier:
                 if self.carriage.tokens or not self.record.tokens or self.record.complete:
                     break
                 stage = await self._compute_ahead(target)
+                if not stage.target:
+                    return False
                 self._ahead = stage.target
-                if not stage.target or not self._waits_for(stage):
+                if not self._waits_for(stage):
                     break
                 if not await until(lambda end=stage.next_end: self._length >= end, ALIGN_S):  # type: ignore[misc]
                     break
@@ -217,7 +219,7 @@ class Carrier:
         record, ask = self.record, self._asked()
         found = strands(record, ask)
         began = self._clock()
-        tokenizer = Tokenizer(self._open, self.call, self.elsewhere(""), self._clock)
+        tokenizer = Tokenizer(self._open, self.call, self.elsewhere(), self._clock)
         await tokenizer.settle(record, ask, found, needed(record, ask, found))
         self.asking_s += self._clock() - began
         fitted = 0

@@ -59,7 +59,7 @@ class CarriedStream:
 
     `on_leg` hears of each leg that begins and returns what ends that; `on_lost` of each that was lost and closed;
     `on_carried` of each pause: seconds, and why it failed ("" when it did not). `may_move` says whether another node
-    could take the stream.
+    could take the stream; `moves` holds back those that are too many at a time.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class CarriedStream:
         on_lost: Callable[[Leg, Lost], Awaitable[None]],
         on_carried: Callable[[Lost, float, str], None],
         may_move: Callable[[Carrier, str], bool],
+        moves: asyncio.Semaphore,
     ) -> None:
         self._request = request
         self._carrier = carrier
@@ -87,7 +88,7 @@ class CarriedStream:
         self._leg: Leg | None = None
         self._lost: Lost | None = None
         self._finding: asyncio.Future[Leg | None] | None = None
-        self._move = Move()
+        self._move = Move(moves)
         #: Why no other leg is to follow; empty while one may.
         self._ending = ""
         #: When the client was last told something, and when it was known that the leg is lost.

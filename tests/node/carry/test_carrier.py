@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -143,12 +144,33 @@ async def test_a_stream_stays_where_nobody_has_a_place_for_it() -> None:
     assert not await engines.stream.prepare("b")
 
 
-async def test_a_node_that_fails_to_compute_ahead_does_not_keep_a_stream_from_moving() -> None:
+async def test_a_stream_stays_where_the_next_node_could_not_compute_it() -> None:
+    """It goes on where it is, and is asked again: the other one may be slow, or break."""
     engines = Engines(fault=UpstreamBrokenError("it broke"))
-    assert await engines.stream.prepare("b")
+    assert not await engines.stream.prepare("b")
     engines.fault = None
-    assert await engines.stream.next_leg(Lost("b", "moved", "asked to")) is not None
+    assert await engines.stream.next_leg(Lost("b", "broken", "it is gone")) is not None
     assert engines.sent[-1][2].force_target is None
+
+
+async def test_no_more_moves_than_allowed_are_prepared_at_a_time() -> None:
+    turns, held, went = asyncio.Semaphore(1), asyncio.Event(), []
+
+    async def prepare() -> bool:
+        await held.wait()
+        return True
+
+    moves = [ahead.Move(turns) for _ in range(3)]
+    for number, move in enumerate(moves):
+        for _ in range(2):  # asked twice, it is one move
+            move.begin(prepare, lambda number=number: went.append(number))  # type: ignore[misc]
+    await asyncio.sleep(0)
+    assert turns.locked() and not went
+    moves[1].cancel()
+    held.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert went == [0, 2]
 
 
 async def test_where_the_next_node_has_no_place_any_more_any_other_goes_on() -> None:
@@ -179,4 +201,4 @@ async def test_the_tokenizer_of_whoever_was_lost_is_not_asked() -> None:
     engines.stream._open = opened  # type: ignore[method-assign]
     with pytest.raises((CannotCarryError, Refused)):
         await engines.stream.next_leg(Lost("b", "stalled", "it hangs"))
-    assert "b" in asked[0]
+    assert asked[0] == ("b",), "who is named there must be a node"
