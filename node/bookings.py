@@ -23,12 +23,12 @@ MAX_AFTER_S = 300
 #: Bookings kept for one line.
 MAX_BOOKINGS = 8192
 #: Share of the line's rate that is given to those who were refused: the rest is for newcomers, and for errors.
-BOOKED_SHARE = 0.8
+BOOKED_SHARE = 0.7
 #: How late one may come, seconds; and share of the time that one was told to wait.
 LATE_S = 5.0
 LATE_SHARE = 0.1
 #: How early a client's clock and ours may let it come, seconds.
-EARLY_S = 0.05
+EARLY_S = 0.25
 #: Bookings that nobody used are swept out this often, seconds.
 SWEEP_S = 1.0
 

@@ -27,6 +27,9 @@ FEW = 2
 STANDING_TIMES = 4.0
 STANDING_LEAST_S = 2.0
 STANDING_MOST_S = 20.0
+#: ... or after that share of it, when so many times as many came since it was last empty as had a place.
+FLOOD = 2.0
+FLOOD_SHARE = 0.5
 #: ... and ends to be one when it was empty for this share of about as long, and no more are due to come back than have
 #: a place within so many seconds.
 CALM_SHARE = 0.3
@@ -34,6 +37,8 @@ OWED_S = 1.0
 #: Places that the rate is taken over, and the fewest that say something.
 PLACES = 32
 FEWEST_PLACES = 4
+#: Places since a line was last empty that outweigh all earlier ones.
+STEADY_PLACES = 6
 #: Slowest rate that is believed, places per second: it keeps every quotient finite.
 SLOWEST = 1e-3
 #: What a client had counts half after so many seconds, and so many clients are remembered.
@@ -56,6 +61,9 @@ class Forecast:
         self._empty = 1.0
         self._good_at = float("-inf")
         self._standing = False
+        #: Since the line was last empty: who joined it, and places.
+        self._came = 0
+        self._since_opened = 0
         #: Readings of the clock of rule 1 at the last places given.
         self._places: deque[float] = deque(maxlen=PLACES)
         self._shares = _Shares()
@@ -65,6 +73,7 @@ class Forecast:
         few = owed <= OWED_S * self.rate(now, 0.0)
         self._weigh(now, usual_s, empty=True)
         self._open_since = self._good_at = now
+        self._came = self._since_opened = 0
         if self._empty >= CALM_SHARE and few:
             self._standing = False
 
@@ -77,14 +86,22 @@ class Forecast:
     def served(self, client: str, now: float, *, waited_s: float, usual_s: float) -> None:
         """A request of ``client`` had a place after ``waited_s``."""
         self._places.append(self._clock(now))
+        self._since_opened += 1
         self._shares.add(client, now)
         if waited_s <= short_wait(usual_s):
             self._good_at = now
 
+    def joined(self) -> None:
+        """One more stands in line."""
+        self._came += 1
+
     def standing(self, now: float, usual_s: float) -> bool:
         """Whether the line is a standing one."""
-        if self._open_since is not None and now - self._good_at >= _standing_after(usual_s):
-            self._standing = True
+        if self._open_since is not None:
+            bad_s, after_s = now - self._good_at, _standing_after(usual_s)
+            flooded = self._since_opened >= STEADY_PLACES and self._came >= FLOOD * self._since_opened
+            if bad_s >= (after_s * FLOOD_SHARE if flooded else after_s):
+                self._standing = True
         return self._standing
 
     def modest(self, client: str, waiting: int, now: float) -> bool:
@@ -96,12 +113,20 @@ class Forecast:
         return len(self._places) >= FEWEST_PLACES
 
     def rate(self, now: float, guess: float) -> float:
-        """Places per second; ``guess`` until it is measured."""
+        """Places per second; ``guess`` until it is measured.
+
+        What this line had since it stands counts alone, as soon as that is enough: a line that is often empty moves
+        faster than one that stands, since the other entries leave it places that they will need themselves.
+        """
         if not self.measured():
             return max(guess, SLOWEST)
+        clock = self._clock(now)
         # What has passed since the last place counts too: a line that stands still gets slower.
-        span = self._clock(now) - self._places[0]
-        return max((len(self._places) - 1) / span if span > 0 else guess, SLOWEST)
+        if self._open_since is not None and STEADY_PLACES <= self._since_opened < PLACES:
+            places, span = self._since_opened, now - self._open_since
+        else:
+            places, span = len(self._places) - 1, clock - self._places[0]
+        return max(places / span if span > 0 else guess, SLOWEST)
 
     def longest_s(self, now: float, usual_s: float) -> float:
         """How far off the turn of a request may be that is taken in now."""

@@ -76,6 +76,7 @@ class WaitingRoom:
         ticket.modest = modest
         queue.modest += modest
         queue.line.add(ticket, first=entrance.first or modest)
+        forecast.joined()
         self._count += 1
         return ticket
 

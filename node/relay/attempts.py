@@ -27,10 +27,11 @@ _MAX_MESSAGE = 2000
 
 
 class Attempts:
-    """What one request has tried so far."""
+    """What one request has tried so far. ``avoided``: where it must not run, whatever happens."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, avoided: Sequence[str] = ()) -> None:
         self.call = call
+        self._avoided = avoided
         #: Makes the call that is sent to a plan's target; None: it is `call` itself, whoever the target is.
         self.fit: Callable[[Plan, ClusterView], Call] | None = None
         #: Monotonic seconds until which a place is waited for, where that is less than usual.
@@ -63,7 +64,7 @@ class Attempts:
     def options(self, now: float, *, full: Sequence[str] = ()) -> RouteOptions:
         """The routing options with what was tried, what seems to be ``full``, and the time that is left."""
         gone = (self._left,) if self._left else ()
-        visited = dict.fromkeys((*self._failures, *full, *self._busy, *gone))
+        visited = dict.fromkeys((*self._avoided, *self._failures, *full, *self._busy, *gone))
         left = self.time_left(now)
         return replace(
             self.call.options,

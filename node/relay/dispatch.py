@@ -29,6 +29,7 @@ from node.prompt import ParsedRequest
 from node.relay.answer import Relay, is_event_stream
 from node.relay.attempts import Attempts, too_busy
 from node.relay.call import Busy, Call, Failed, Opened
+from node.relay.carry.ahead import MAX_MOVES
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.lost import Lost
 from node.relay.carry.sentry import Sentry
@@ -83,6 +84,7 @@ class Dispatcher:
         self._deadlines = deadlines
         self._handovers = handovers
         self._streams: set[CarriedStream] = set()
+        self._moves = asyncio.Semaphore(MAX_MOVES)
         self._notes = notes
         self._rng = rng
         self._clock = clock
@@ -293,6 +295,7 @@ class Dispatcher:
             on_lost=self._lost,
             on_carried=self._notes.carried,
             may_move=self._may_move,
+            moves=self._moves,
         )
         self._streams.add(stream)
         try:

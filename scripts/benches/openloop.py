@@ -68,7 +68,7 @@ class Load:
         url, body = self.urls[self._sent % len(self.urls)], self._body()
         tried = await self._try(client, url, body, again=False)
         if tried.status == TOO_MANY and tried.retry_after_s is not None:
-            await asyncio.sleep(tried.began + tried.retry_after_s - time.monotonic() + self.rng.uniform(0.06, 0.3))
+            await asyncio.sleep(tried.ended + tried.retry_after_s - time.monotonic() + self.rng.uniform(0.06, 0.3))
             await self._try(client, url, body, again=True)
 
     async def closed(self, client: str, seconds: float) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Coroutine
@@ -33,9 +34,12 @@ def main() -> int:
     seconds = options.minutes * 60
     folder = Path(tempfile.mkdtemp(prefix="gvchaos-", dir=options.folder))
     try:
-        report = asyncio.run(_run(options, seconds, folder, world))
+        report = asyncio.run(_until_told(_run(options, seconds, folder, world)))
     except NotReady as error:
         _say(str(error))
+        return 1
+    except asyncio.CancelledError:
+        _say(f"ended by SIGTERM: every process of the run has been ended; logs are in {folder}")
         return 1
     for line in report.faults():
         _say(line)
@@ -49,6 +53,14 @@ def main() -> int:
         for name, value in report.figures.items():
             print(f"{name:22} {value}")
     return 0 if report.good else 1
+
+
+async def _until_told(run: Coroutine[None, None, Report]) -> Report:
+    """Do it; SIGTERM ends it in order, with everything that it has started."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run
 
 
 def _run(

@@ -36,6 +36,9 @@ PATIENCE_S = 150.0
 DYING_S = 1.0
 #: Between two looks for an entry when there is none.
 NO_ENTRY_S = 0.2
+#: Shorter gaps between two events are not kept, seconds; and the clocks of a journal and ours agree that well.
+GAP_S = 0.03
+SOON_S = 0.01
 #: Sent again at most so often.
 MAX_SENDS = 30
 
@@ -59,10 +62,19 @@ class Sent:
     why: str = ""
     entry: str = ""
     first_s: float | None = None
-    #: Longest time between two events with text.
-    pause_s: float = 0.0
+    #: Times between two events with text that were long: when they ended, and how long they were.
+    gaps: list[tuple[float, float]] = field(default_factory=list)
     ended: float = 0.0
     sends: int = 0
+
+    def note_gap(self, at: float, gap_s: float) -> None:
+        """Two events came so far apart."""
+        if gap_s >= GAP_S:
+            self.gaps.append((at, gap_s))
+
+    def pause_s(self, resumed: float) -> float:
+        """The gap that ended when another engine had computed its first token, at `resumed`; 0 when none was long."""
+        return next((gap for at, gap in self.gaps if at >= resumed - SOON_S), 0.0)
 
 
 class Asks(Protocol):
@@ -182,7 +194,7 @@ class Clients:
                 if last is None:
                     sent.first_s = now - sent.begun
                 else:
-                    sent.pause_s = max(sent.pause_s, now - last)
+                    sent.note_gap(now, now - last)
                 last = now
         check.close()
         return False

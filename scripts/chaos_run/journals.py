@@ -40,6 +40,8 @@ class Verdict:
 
     #: Requests for which a second engine computed tokens after the first one had, and what had happened to that.
     carried: Mapping[str, str]
+    #: When that second engine computed its first token, monotonic seconds.
+    resumed: Mapping[str, float]
     duplicates: tuple[str, ...]
     unreachable: tuple[str, ...]
     #: Work that never ended although its engine lives.
@@ -74,12 +76,14 @@ def judge(
 ) -> Verdict:
     """Judge a run. `entries`: the entry of each request; `living`: pids of the engines that run at the end."""
     carried: dict[str, str] = {}
+    resumed: dict[str, float] = {}
     duplicates: list[str] = []
     unreachable: list[str] = []
     unfinished: list[str] = []
     for rid, found in works.items():
         computing = [work for work in found if work.tokens]
         if len(computing) > 1:
+            resumed[rid] = computing[1].tokens[0]
             carried[rid] = _cause(computing[0], computing[1].begun, troubles, entries.get(rid, ""))
         for first, second in itertools.pairwise(computing):
             overlap = first.tokens[-1] - second.tokens[0]
@@ -90,7 +94,7 @@ def judge(
             text = f"{rid}: {first.node} went on {overlap:.1f} s after {second.node} began"
             (duplicates if late > GRACE_S else unreachable).append(text)
         unfinished += [f"{rid} on {work.node}" for work in found if work.ended is None and work.pid in living]
-    return Verdict(carried, tuple(duplicates), tuple(unreachable), tuple(unfinished))
+    return Verdict(carried, resumed, tuple(duplicates), tuple(unreachable), tuple(unfinished))
 
 
 def _cause(first: Work, at: float, troubles: Sequence[Trouble], entry: str) -> str:

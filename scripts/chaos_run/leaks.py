@@ -22,9 +22,11 @@ import aiohttp
 import psutil
 
 from chaos_run.node import ChaosNode
+from node import peers
 from node.engine.processes import MARKER
 
-PATIENCE_S = 45.0
+#: Connections to peers that a burst has left are kept for a while.
+PATIENCE_S = peers.IDLE_S + 5.0
 LOOK_EVERY_S = 1.0
 #: Sockets of a quiet node for each peer (gossip, HTTP, KV, both ways), and besides.
 SOCKETS_PER_PEER, SOCKETS_BESIDES = 6, 24

@@ -23,7 +23,7 @@ COMMAND_S = 10.0
 _NOBODY = "02:00:00:00:00:ff"
 #: Our own address, on the bridge.
 _SWITCH = "10.77.255.254"
-_UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--kill-child", "--fork")
+_UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--kill-child=SIGTERM", "--fork")
 
 
 class Network(Protocol):

@@ -47,7 +47,7 @@ class Report:
         """One flat object."""
         carried = [s for s in self.sent if s.asked.rid in self.verdict.carried and s.end is End.RIGHT]
         streams = [s for s in carried if s.asked.stream]
-        pauses = sorted(s.pause_s for s in streams)
+        pauses = sorted(self._pause_s(s) for s in streams)
         firsts = sorted(s.first_s for s in self.sent if s.first_s is not None)
         return {
             "seed": self.seed,
@@ -88,11 +88,14 @@ class Report:
             **self.more,
         }
 
+    def _pause_s(self, sent: Sent) -> float:
+        return sent.pause_s(self.verdict.resumed[sent.asked.rid])
+
     def _by_cause(self, streams: Sequence[Sent]) -> dict[str, Any]:
         """The pauses of carried streams by what had happened to the engine that they left."""
         told: dict[str, Any] = {}
         for cause, words in CAUSES.items():
-            pauses = sorted(s.pause_s for s in streams if self.verdict.carried[s.asked.rid] in words)
+            pauses = sorted(self._pause_s(s) for s in streams if self.verdict.carried[s.asked.rid] in words)
             told[f"carried_{cause}"] = len(pauses)
             told[f"pause_{cause}_p50_ms"] = milliseconds(pauses, 0.5)
             told[f"pause_{cause}_max_ms"] = milliseconds(pauses, 1.0)

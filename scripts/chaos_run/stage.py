@@ -54,7 +54,7 @@ class Stage:
         self.say("all requests have ended; looking for what is left of them")
         found = await self._quiet()
         living = frozenset(engine.pid for engine in self.cluster.engines().values())
-        carries = await self._carries()
+        counted = await self._counted()
         works = journals.read((name, node.journal) for name, node in self.cluster.nodes.items())
         entries = {sent.asked.rid: sent.entry for sent in self.clients.sent}
         verdict = journals.judge(works, self.cluster.troubles, entries, living)
@@ -73,17 +73,21 @@ class Stage:
             verdict=verdict,
             leaks=found,
             failed=self.striker.failed,
-            more={"carries_counted": carries, **(more or {})},
+            more={**counted, **(more or {})},
         )
 
-    async def _carries(self) -> int:
-        """Streams that were carried, as the nodes that still live have counted them."""
-        total = 0.0
+    async def _counted(self) -> dict[str, Any]:
+        """What the nodes that still live have counted: streams carried, and how long those that moved were held up."""
+        carried = moved = paused_s = 0.0
         for node in self.cluster.nodes.values():
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 async with self.session.get(node.url + "/metrics") as answer:
-                    total += leaks.gauge(await answer.text(), "grapevine_carries_total", 'result="carried"')
-        return int(total)
+                    page = await answer.text()
+                carried += leaks.gauge(page, "grapevine_carries_total", 'result="carried"')
+                moved += leaks.gauge(page, "grapevine_carry_pause_seconds_count", 'cause="moved"')
+                paused_s += leaks.gauge(page, "grapevine_carry_pause_seconds_sum", 'cause="moved"')
+        pause_ms = round(paused_s / moved * 1000.0, 1) if moved else None
+        return {"carries_counted": int(carried), "moves_counted": int(moved), "pause_drain_ms": pause_ms}
 
     async def _quiet(self) -> list[str]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from chaos_run.client import Sent
 from chaos_run.journals import GRACE_S, Verdict, Work, judge, read
 from chaos_run.node import Trouble
 
@@ -23,6 +24,14 @@ def verdict(works: list[Work], *troubles: Trouble, living: frozenset[int] = froz
 def test_one_after_the_other_is_carried_and_no_duplicate() -> None:
     found = verdict([work("a", 0, 5), work("b", 6, 9)], Trouble("killed", "a", 5.0, 8.0))
     assert (found.carried, found.duplicates, found.unreachable) == ({"r": "killed"}, (), ())
+    assert found.resumed == {"r": 6.0}
+
+
+def test_the_pause_of_a_carried_stream_is_the_one_after_which_the_other_engine_spoke() -> None:
+    sent = Sent(asked=None, begun=0.0)  # type: ignore[arg-type]
+    for at, gap in ((2.0, 0.001), (3.0, 0.9), (6.5, 0.4), (8.0, 1.5)):
+        sent.note_gap(at, gap)
+    assert sent.pause_s(6.0) == 0.4 and sent.pause_s(9.0) == 0.0 and len(sent.gaps) == 3
 
 
 def test_an_entry_that_was_stopped_is_told_apart() -> None:

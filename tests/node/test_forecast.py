@@ -7,11 +7,14 @@ import pytest
 from node.forecast import (
     CALM_SHARE,
     FEWEST_PLACES,
+    FLOOD,
+    FLOOD_SHARE,
     LEAST_WAIT_S,
     MAX_WAIT_S,
     SHARE,
     STANDING_MOST_S,
     STANDING_TIMES,
+    STEADY_PLACES,
     Forecast,
     short_wait,
 )
@@ -39,6 +42,37 @@ def test_the_rate_is_that_of_the_last_places_while_somebody_waited() -> None:
     assert forecast.rate(now + 1000, 7.0) == pytest.approx(4.0), "a quiet time says nothing"
     forecast.opened(now + 1000, USUAL_S)
     assert forecast.rate(now + 1031, 7.0) < 1.1, "a line that stands still is slow"
+
+
+def test_a_line_that_stands_forgets_how_fast_it_moved_when_it_was_often_empty() -> None:
+    forecast, now = Forecast(), 0.0
+    for _ in range(40):  # one place after a tenth of a second, and nobody waits any more
+        forecast.opened(now, USUAL_S)
+        forecast.served("a", now + 0.1, waited_s=0.1, usual_s=USUAL_S)
+        forecast.emptied(now + 0.1, USUAL_S)
+        now += 1.0
+    assert forecast.rate(now, 0.0) == pytest.approx(10.0)
+    forecast.opened(now, USUAL_S)
+    now = steady(forecast, now, STEADY_PLACES * 0.5, every_s=0.5, waited_s=1.0)
+    assert forecast.rate(now, 0.0) == pytest.approx(2.0)
+    forecast.emptied(now, USUAL_S)
+    assert forecast.rate(now, 99.0) < 10.0, "nobody waits now: the last places count"
+    forecast.opened(now, USUAL_S)
+    now = steady(forecast, now, 60.0, every_s=0.25, waited_s=1.0)
+    assert forecast.rate(now, 0.0) == pytest.approx(4.0), "and goes on with the last places"
+
+
+def test_a_line_that_is_flooded_is_a_standing_one_sooner_and_a_burst_alone_is_not() -> None:
+    for joins, standing in ((int(FLOOD * STEADY_PLACES), True), (int(FLOOD * STEADY_PLACES) - 1, False)):
+        forecast = Forecast()
+        forecast.opened(0.0, USUAL_S)
+        for _ in range(joins):
+            forecast.joined()
+        soon = FLOOD_SHARE * STANDING_S
+        assert not forecast.standing(soon, USUAL_S), "no place yet: nothing is known of its speed"
+        for place in range(STEADY_PLACES):
+            forecast.served("a", place / 10, waited_s=3.0, usual_s=USUAL_S)
+        assert forecast.standing(soon, USUAL_S) is standing
 
 
 def test_a_few_places_say_nothing_yet() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benches.overload_sim import USUAL_S, Request, Service, overloaded, quantile, within
+from benches.overload_sim import USUAL_S, Request, Service, overloaded, quantile, stepped, within
 
 from node.forecast import SHARE
 
@@ -62,3 +62,21 @@ def test_when_those_who_were_refused_have_come_back_everybody_is_taken_in_again(
         service.offer(str(number), 0.3 * service.capacity / 8, 30.0, 200.0)
     service.run()
     assert not [request for request in within(service, 150.0, 200.0) if request.refused is not None]
+
+
+def test_lines_of_several_entries_are_as_short_though_each_moved_faster_before_all_stood() -> None:
+    """At usual load a line has the places of all nodes: what it learnt then must not book for when all lines stand."""
+    usual: list[float] = []
+    thrice: list[float] = []
+    for seed in (1, 4, 8):
+        service = stepped((1.0, 3.0), seconds=40.0, rest_s=5.0, seed=seed, places=4, entries=4)
+        service.run()
+        for start, took in ((15.0, usual), (60.0, thrice)):
+            took += [r.waited + r.took for r in within(service, start, start + 25.0) if r.waited is not None]
+    assert quantile(thrice, 0.99) <= 1.5 * quantile(usual, 0.99)
+
+
+def test_who_comes_while_more_come_than_can_be_served_waits_a_few_usual_times_at_most() -> None:
+    service = overloaded(3.0, seconds=20.0)
+    service.run()
+    assert quantile([request.waited for request in service.requests if request.waited is not None], 0.99) <= 8 * USUAL_S

@@ -13,12 +13,11 @@ request that broke too many of them is given up.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
-
-import orjson
 
 from node.plan import Plan, RouteOptions
 from node.prompt import ParsedRequest
@@ -26,34 +25,28 @@ from node.prompt.carriage import COMPLETIONS
 from node.prompt.parse import load_object
 from node.relay.attempts import Attempts
 from node.relay.call import Call, Opened
+from node.relay.carry.ahead import ALIGN_S, FINE_TOKENS, MAX_STAGES, PLACE_S, Stage, compute, until
 from node.relay.carry.continuation import (
     Asked,
     CannotCarryError,
-    Needed,
     Strand,
     asked,
     body,
     left,
     needed,
     prompt,
-    settle,
     strands,
 )
 from node.relay.carry.convert import Converter, ending
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import Record
 from node.relay.carry.replay import Replay
+from node.relay.carry.tokenizer import Tokenizer
 from node.relay.refused import Refused
-from node.relay.upstream import UpstreamError
 from node.view import ClusterView
 
 #: Seconds that a broken stream waits for a place elsewhere: longer and its client gives up first.
 CARRY_WAIT_S = 30.0
-#: Seconds for the tokenizer's answer, its longest body in bytes, and questions to it for one choice: a character is at
-#: most four bytes, so at most so many tokens.
-DETOKENIZE_S = 5.0
-MAX_TEXT = 16 * 1024 * 1024
-MAX_QUESTIONS = 5
 
 _log = logging.getLogger("grapevine.carry")
 
@@ -102,7 +95,8 @@ class Carrier:
         self.record = Record(own_ids=carriage.own_ids, choices=call.parsed.prompts * call.parsed.answers)
         #: Seconds that a tokenizer was waited for, all legs together.
         self.asking_s = 0.0
-        self._tokenizer: str | None = None
+        #: Who has computed what is there already, because it is to go on.
+        self._ahead = ""
         self._fields: Mapping[str, object] | None = None
 
     def why_not(self) -> str:
@@ -120,14 +114,36 @@ class Carrier:
             return f"{error}; {carriage.again}"
         return ""
 
-    def elsewhere(self, target: str) -> RouteOptions:
-        """The routing options of this stream's next leg, as if ``target`` were lost."""
+    def elsewhere(self, *lost: str) -> RouteOptions:
+        """The routing options of this stream's next leg, as if these nodes were ``lost`` too."""
         options = self._attempt.options(self._clock())
-        return replace(options, visited=(*options.visited, target), force_target=None, force_source=None)
+        return replace(options, visited=(*options.visited, *lost), force_target=None, force_source=None)
 
     def ending(self) -> bytes:
         """The last events of an answer that has all its tokens."""
         return ending(self.record, self._asked())
+
+    async def prepare(self, target: str) -> bool:
+        """Let another node compute what is there so far; False when none could, and it had better stay.
+
+        Takes seconds. What cannot go on by tokens has nothing that could be computed for it.
+        """
+        self._ahead = ""
+        try:
+            for _ in range(MAX_STAGES):
+                if self.carriage.tokens or not self.record.tokens or self.record.complete:
+                    break
+                stage = await self._compute_ahead(target)
+                if not stage.target:
+                    return False
+                self._ahead = stage.target
+                if not self._waits_for(stage):
+                    break
+                if not await until(lambda end=stage.next_end: self._length >= end, ALIGN_S):  # type: ignore[misc]
+                    break
+        except (CannotCarryError, Refused) as error:
+            return isinstance(error, CannotCarryError)
+        return True
 
     async def next_leg(self, lost: Lost) -> Leg | None:
         """The leg that goes on; None when nothing is left to compute.
@@ -172,16 +188,39 @@ class Carrier:
         opened, finish = await self._open_leg(self.call, None)
         return Leg(opened, finish, Replay(record) if record.choices else record)
 
+    # --- ahead of a move
+
+    async def _compute_ahead(self, target: str) -> Stage:
+        record, ask = self.record, self._asked()
+        found, length = strands(record, ask), self._length
+
+        def sent(plan: Plan, view: ClusterView) -> bytes:
+            return body(record, ask, self._body(), found, context=_context(plan, view), most=1)
+
+        outline = self._outline(ask, found)
+        outline = replace(outline, parsed=replace(outline.parsed, max_tokens=1))
+        stage = await compute(self._open, outline, self.elsewhere(target), sent, self._clock)
+        stage.tokens = length
+        return stage
+
+    @property
+    def _length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.record.prompt_ids or ()) + self.record.tokens
+
+    def _waits_for(self, stage: Stage) -> bool:
+        """Whether the end of a block is worth waiting for: much would have to be computed, and not if it were whole."""
+        behind = stage.tokens % stage.block if stage.block else 0
+        return min(behind, stage.tail(self._length)) > FINE_TOKENS and self._asked().choices == 1
+
     # --- by tokens
 
     async def _by_tokens(self) -> Leg:
         record, ask = self.record, self._asked()
         found = strands(record, ask)
         began = self._clock()
-        self._tokenizer = None
-        for question in needed(record, ask, found):
-            strand = next(strand for strand in found if strand.index == question.index)
-            await self._settle(strand, question)
+        tokenizer = Tokenizer(self._open, self.call, self.elsewhere(), self._clock)
+        await tokenizer.settle(record, ask, found, needed(record, ask, found))
         self.asking_s += self._clock() - began
         fitted = 0
 
@@ -218,52 +257,27 @@ class Carrier:
         )
         return replace(self.call, target=COMPLETIONS, parsed=continued)
 
-    async def _settle(self, strand: Strand, question: Needed) -> None:
-        before = await self._text(question.context)
-        for _ in range(MAX_QUESTIONS):
-            whole = await self._text(question.context + question.tokens[: strand.keep])
-            if settle(strand, self.record.choices[strand.index], self._asked(), before, whole):
-                return
-        raise CannotCarryError("the tokens so far end in half a character")
-
-    async def _text(self, tokens: tuple[int, ...]) -> str:
-        """The text of token ids, from any node's tokenizer; all questions of a carry go to the same one."""
-        parsed = ParsedRequest(
-            path="/detokenize",
-            model=self.call.parsed.model,
-            body=orjson.dumps({"model": self.call.parsed.model, "tokens": tokens}),
-            is_json=True,
-        )
-        options = replace(self.elsewhere(""), force_target=self._tokenizer)
-        call = replace(self.call, target="/detokenize", parsed=parsed, options=options, carries=False)
-        asking = Attempts(call)
-        asking.until = self._clock() + DETOKENIZE_S
-        asking.stood = True
-        try:
-            opened, finish = await self._open(asking)
-        except Refused as refused:
-            raise CannotCarryError(f"no tokenizer answered: {refused}") from refused
-        self._tokenizer = opened.plan.target
-        whole = False
-        try:
-            answer = opened.first + await opened.upstream.read_all(MAX_TEXT)
-            whole = opened.upstream.status == 200
-        except UpstreamError as error:
-            raise CannotCarryError(f"the tokenizer of {opened.plan.target} did not answer: {error}") from error
-        finally:
-            opened.end(whole)
-            finish(whole)
-        return _prompt_of(answer)
-
     # --- both
 
     async def _open_leg(self, call: Call, fit: Callable[[Plan, ClusterView], Call] | None) -> tuple[Opened, Finish]:
         attempt = self._attempt
-        attempt.call = replace(call, options=replace(call.options, force_target=None, force_source=None))
+        free = replace(call.options, force_target=None, force_source=None)
         attempt.fit = fit
-        attempt.until = self._clock() + CARRY_WAIT_S
         attempt.stood = True  # it had its turn: it goes to the head of the line
         attempt.again()
+        if self._ahead:
+            ahead, self._ahead = self._ahead, ""
+            attempt.call = replace(call, options=replace(free, force_target=ahead, no_pull=True))
+            attempt.until = self._clock() + PLACE_S
+            with contextlib.suppress(Refused):
+                opened, finish = await self._open(attempt)
+                if opened.upstream.status == 200:
+                    return opened, finish
+                opened.end(False)
+                finish(False)
+            attempt.again()
+        attempt.call = replace(call, options=free)
+        attempt.until = self._clock() + CARRY_WAIT_S
         while True:
             opened, finish = await self._open(attempt)
             status = opened.upstream.status
@@ -289,13 +303,3 @@ def _context(plan: Plan, view: ClusterView) -> int:
     candidate = view.get(plan.target)
     info = candidate.models.get(plan.model) if candidate is not None else None
     return info.max_model_len if info is not None else 0
-
-
-def _prompt_of(answer: bytes) -> str:
-    try:
-        text = orjson.loads(answer)["prompt"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CannotCarryError("the tokenizer did not answer with text") from error
-    if not isinstance(text, str):
-        raise CannotCarryError("the tokenizer did not answer with text")
-    return text

@@ -159,14 +159,19 @@ def held_back(ask: Asked) -> int:
     return max(map(len, ask.stops)) - 1 if _lags(ask) else 0
 
 
-def body(record: Record, ask: Asked, fields: Fields, found: Sequence[Strand], *, context: int) -> bytes:
-    """The body of the completion that computes the rest. `context`: the new engine's longest sequence, 0 = unknown.
+def body(
+    record: Record, ask: Asked, fields: Fields, found: Sequence[Strand], *, context: int, most: int | None = None
+) -> bytes:
+    """The body of the completion that computes the rest, or `most` tokens of it.
+
+    `context`: the new engine's longest sequence, 0 = unknown.
 
     :raises CannotCarryError: the limit of the answer cannot be known.
     """
     assert record.prompt_ids is not None
     prompts = [prompt(record, strand) for strand in found]
     limit = max(left(record, ask, strand, context=context) for strand in found)
+    limit = limit if most is None else min(limit, most)
     sent: dict[str, object] = {name: fields[name] for name in fields if name in KEPT}
     sent["prompt"] = prompts[0] if len(prompts) == 1 else prompts
     sent["max_tokens"] = limit

@@ -13,9 +13,11 @@ from node.relay.carry.sentry import Sentry
 from node.relay.carry.silence import EngineSigns, judge_engine
 from node.relay.upstream import UpstreamAnswer
 
-#: Seconds of silence before the processes are looked at, and between the two looks that are compared.
-LOOK_AFTER_S = 0.75
+#: Seconds of silence before the processes are looked at; between the two looks that show whether they work; and
+#: between two that find them stopped: something else may stop them for a moment.
+LOOK_AFTER_S = 0.5
 LOOK_APART_S = 0.7
+STOPPED_APART_S = 0.4
 #: Seconds between two looks: one is a pass over /proc.
 LOOK_EVERY_S = 0.2
 
@@ -76,9 +78,10 @@ class EngineWatch:
                 looks.clear()
                 return None
             looks.append(look)
-        latest = looks[-1]
+        latest, within = looks[-1], [look for look in looks if now - look.at <= silent_s]
         if latest.stopped:
-            return False
-        before = [look for look in looks if latest.at - look.at >= LOOK_APART_S and now - look.at <= silent_s]
+            # Until the second look it is not known; it has the benefit of the doubt.
+            return not any(look.stopped and latest.at - look.at >= STOPPED_APART_S for look in within)
+        before = [look for look in within if latest.at - look.at >= LOOK_APART_S]
         # Without processor time it may still wait for a long step of its device: that alone is no hang.
         return True if before and works(before[-1], latest) else None

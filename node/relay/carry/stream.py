@@ -5,7 +5,7 @@ Rules
 2. The old leg is ended, which aborts its work, before the next one is opened: never two engines for one request.
 3. Back-pressure is as in `node.relay.answer`: a piece is read only after the last one was taken.
 4. What cannot be carried ends with an error event that says why. A request to move that cannot be followed changes
-   nothing: the stream goes on where it is.
+   nothing: the stream goes on where it is. So it does while the next node computes what is there so far (`ahead.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from multidict import CIMultiDict
 from node.errors import RemoteError
 from node.relay.answer import RawResponse, Watchdog, cut
 from node.relay.carry import marks
+from node.relay.carry.ahead import Move
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.continuation import CannotCarryError
 from node.relay.carry.convert import DivergedError
@@ -58,7 +59,7 @@ class CarriedStream:
 
     `on_leg` hears of each leg that begins and returns what ends that; `on_lost` of each that was lost and closed;
     `on_carried` of each pause: seconds, and why it failed ("" when it did not). `may_move` says whether another node
-    could take the stream.
+    could take the stream; `moves` holds back those that are too many at a time.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class CarriedStream:
         on_lost: Callable[[Leg, Lost], Awaitable[None]],
         on_carried: Callable[[Lost, float, str], None],
         may_move: Callable[[Carrier, str], bool],
+        moves: asyncio.Semaphore,
     ) -> None:
         self._request = request
         self._carrier = carrier
@@ -86,6 +88,7 @@ class CarriedStream:
         self._leg: Leg | None = None
         self._lost: Lost | None = None
         self._finding: asyncio.Future[Leg | None] | None = None
+        self._move = Move(moves)
         #: Why no other leg is to follow; empty while one may.
         self._ending = ""
         #: When the client was last told something, and when it was known that the leg is lost.
@@ -114,7 +117,7 @@ class CarriedStream:
         leg = self._leg
         if leg is None or not self._can_move(leg):
             return False
-        leg.opened.upstream.fail(UpstreamMovedError("it is to run elsewhere"))
+        self._begin_move(leg, "it is to run elsewhere")
         return True
 
     def end(self, why: str) -> None:
@@ -192,6 +195,7 @@ class CarriedStream:
 
     def _end_leg(self, *, whole: bool) -> None:
         leg, self._leg = self._leg, None
+        self._move.cancel()
         if leg is not None:
             leg.end(whole)
 
@@ -270,8 +274,15 @@ class CarriedStream:
         except RemoteError as error:
             return b"".join(told), None if leg.translator.done else error
         if move and not leg.translator.done and self._can_move(leg):
-            return b"".join(told), UpstreamMovedError("its node wants to be rid of it")
+            self._begin_move(leg, "its node wants to be rid of it")
         return b"".join(told), None
+
+    def _begin_move(self, leg: Leg, why: str) -> None:
+        def go() -> None:
+            if leg is self._leg and not leg.translator.done and self._can_move(leg):
+                leg.opened.upstream.fail(UpstreamMovedError(why))
+
+        self._move.begin(lambda: self._carrier.prepare(leg.opened.plan.target), go)
 
     def _can_move(self, leg: Leg) -> bool:
         return self.movable and self._may_move(self._carrier, leg.opened.plan.target)

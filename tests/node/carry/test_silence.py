@@ -17,11 +17,14 @@ from node.errors import RemoteError
 from node.meter import LoadMeter
 from node.relay.carry import hint
 from node.relay.carry.engine_watch import EngineWatch
+from node.relay.carry.sentry import LOOK_EVERY_S, Hearing
 from node.relay.carry.silence import (
     BUSY_FACTOR,
+    LINK_S,
     NODE_S,
     PATIENCE_MAX_S,
     PATIENCE_MIN_S,
+    STOPPED_S,
     TURN_MAX_S,
     WORK_MAX_S,
     EngineSigns,
@@ -44,8 +47,8 @@ def test_patience_is_learnt_within_bounds() -> None:
 
 
 def test_an_engine_that_is_stopped_is_left_at_once_however_slow_it_was() -> None:
-    dead = replace(QUIET, working=False, gap_s=1.0, owed_s=100.0)
-    assert "is stopped" in judge_engine(dead)
+    dead = replace(QUIET, working=False, gap_s=1.0, owed_s=100.0, silent_s=STOPPED_S)
+    assert "is stopped" in judge_engine(dead) and not judge_engine(replace(dead, silent_s=STOPPED_S - 0.1))
 
 
 def test_a_working_engine_is_waited_for_longer_and_not_for_ever() -> None:
@@ -71,9 +74,28 @@ def test_before_the_first_token_only_an_engine_that_is_stopped_is_left() -> None
     assert judge_engine(replace(waiting, working=False))
 
 
-def test_a_node_without_a_word_is_lost_and_one_whose_rows_come_is_given_twice_the_time() -> None:
+def test_a_node_without_a_word_is_lost_and_one_whose_rows_come_is_given_more_time() -> None:
     assert not judge_peer(NODE_S - 0.1, 99.0) and judge_peer(NODE_S, 99.0)
-    assert not judge_peer(2 * NODE_S - 0.1, 0.3) and judge_peer(2 * NODE_S, 0.3)
+    assert not judge_peer(LINK_S - 0.1, 0.3) and judge_peer(LINK_S, 0.3)
+
+
+def listened(looks: list[tuple[float, float | None]]) -> list[float | None]:
+    """What each look (its time, since when somebody waits) takes for silence; the first is due at 0.25."""
+    hearing = Hearing(0.0)
+    return [hearing.silent_s(at, since) for at, since in looks]
+
+
+def test_silence_is_counted_from_look_to_look() -> None:
+    heard = listened([(0.25, None), (0.5, 0.3), (0.75, 0.3), (1.0, 0.9), (1.25, None)])
+    assert heard == [None, pytest.approx(0.2), pytest.approx(0.45), pytest.approx(0.1), None]
+
+
+def test_what_nobody_could_hear_is_no_silence() -> None:
+    """We were stopped from 0.5 to 7.5; what came meanwhile is unread, and what came not is told by the next looks."""
+    heard = listened([(0.25, 0.1), (0.5, 0.1), (7.5, 0.1), (7.75, 0.1), (9.75, 0.1)])
+    assert heard[2:] == [pytest.approx(0.65), pytest.approx(0.9), pytest.approx(0.9 + LOOK_EVERY_S)]
+    assert listened([(0.25, None), (7.5, 7.3)])[1] == 0.0, "the waiting began when we were awake already, or were not"
+    assert listened([(7.5, 0.1), (7.75, 7.6)])[1] == pytest.approx(0.15), "a new wait begins anew"
 
 
 @pytest.fixture
@@ -131,6 +153,8 @@ def test_the_watch_looks_at_the_processes_and_is_not_misled_by_idle_ones() -> No
     assert not watch.judge(engine.now - 100.0)
     engine.stopped, engine.used = True, engine.used + 5.0  # one of its processes is stopped, others spin
     engine.now += 0.25
+    assert not watch.judge(engine.now - 100.0), "stopped for a moment, perhaps"
+    engine.now += 0.5
     assert "is stopped" in watch.judge(engine.now - 100.0)
     assert engine.looks <= 1 + (engine.now - 100.0) / 0.2
 

@@ -304,6 +304,7 @@ async def test_an_engine_that_hangs_is_left(nodes: Cluster, target: str, monkeyp
 async def test_a_node_that_says_nothing_is_left(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engine is not judged, its loop does not turn: as a stopped process."""
     monkeypatch.setattr("node.relay.carry.silence.NODE_S", 0.2)
+    monkeypatch.setattr("node.relay.carry.silence.LINK_S", 0.4)
     monkeypatch.setattr("node.relay.answer.ALIVE_EVERY_S", 60.0)
     whole = await send(nodes, "a", "c", CHAT, body(CHAT))
     nodes[1].faulty.faults = [Fault(5, "stall")]
@@ -314,6 +315,7 @@ async def test_a_node_that_says_nothing_is_left(nodes: Cluster, monkeypatch: pyt
 
 async def test_a_slow_engine_whose_node_lives_is_waited_for(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.relay.carry.silence.NODE_S", 0.3)
+    monkeypatch.setattr("node.relay.carry.silence.LINK_S", 0.6)
     monkeypatch.setattr("node.relay.answer.ALIVE_EVERY_S", 0.02)
     whole = await send(nodes, "a", "c", CHAT, body(CHAT))
     nodes[1].faulty.faults = [Fault(5, "slow")]
@@ -339,6 +341,36 @@ async def test_a_stream_that_is_asked_to_move_goes_on_elsewhere(nodes: Cluster, 
     assert 'cause="moved",result="carried"} 1.0' in nodes[0].node.metrics.page().decode()
     assert not nodes[0].node.registry.circuits
     assert member.node.admission.active == 0
+
+
+@pytest.mark.parametrize("target", ["a", "b"])
+async def test_what_is_there_is_computed_elsewhere_before_a_stream_moves(nodes: Cluster, target: str) -> None:
+    """Its old engine pauses, so that nothing is decoded meanwhile: the tokens are those of the continuation."""
+    member = nodes["ab".index(target)]
+    member.faulty.faults = [Fault(8, "pause")]
+    async with begun(nodes, "a", target, body(CHAT), 8) as answer:
+        assert member.node.handovers.move_all() == 1
+        assert b"error" not in await answer.rest()
+    (others,) = (other.faulty.bodies for other in nodes.members if other.faulty.bodies and other is not member)
+    first, second = (json.loads(sent) for _, sent in others)
+    assert first["max_tokens"] == 1 and first["prompt"] == second["prompt"]
+    assert events(answer.body)[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_a_stream_is_not_moved_while_nobody_has_a_place_for_it(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.relay.carry.ahead.PLACE_S", 0.05)
+    whole = await send(nodes, "a", "c", CHAT, body(CHAT))
+    nodes[1].faulty.faults = [Fault(5, "pause")]
+    async with begun(nodes, "a", "b", body(CHAT), 5) as answer:
+        for member in nodes.members:
+            member.node.admission.max_running = 0 if member is not nodes[1] else 1
+        assert nodes[1].node.handovers.move_all() == 1
+        await nodes[0].until(lambda: 'denials_total{why="waited"}' in nodes[0].node.metrics.page().decode())
+        nodes[1].faulty.resume()
+        assert normal(await answer.rest()) == normal(whole.body)
+    assert carried(nodes) == 0
 
 
 @pytest.mark.parametrize("target", ["a", "b"])
