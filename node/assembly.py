@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -25,14 +26,15 @@ from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
 from node import __version__, addresses, banner
 from node.admission import Admission
+from node.clients import Access
 from node.digest import PrefixDigest
 from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.flows import Flows, WatchedPeers, WatchedRunner
-from node.http.auth import PeerSigner
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
+from node.http.signature import PeerSigner
 from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
 from node.load import LoadVector
@@ -48,11 +50,13 @@ from node.relay.downs import Downs
 from node.relay.forward import PeerRunner
 from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
+from node.reload import Reloader
 from node.reporter import Reporter
 from node.room import WaitingRoom
 from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
 from node.surface import make_routes
+from node.tls import ClusterTrust, ServerTls
 
 #: Seconds to announce ourselves by multicast DNS; without it a node still joins by address.
 DISCOVERY_S = 5.0
@@ -129,12 +133,16 @@ class Node:
         self.handovers = Handovers()
         self.keys = NodeKeys(settings)
         self.signer = PeerSigner(self.keys.ring)
+        self.trust = ClusterTrust(self.keys.ring, settings.run_dir)
+        self.reloader = Reloader()
+        self.access = Access(settings, clock)
+        self.tls = _server_tls(settings, self.trust)
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
         self.registry = self._make_registry()
         self.kv = self._make_kv()
         self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
         self.engine = engine(settings, self.reporter.on_engine)
-        self.client = PeerClient(settings.name, self.signer, self.deadlines)
+        self.client = PeerClient(settings.name, self.signer, self.deadlines, self.trust)
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
         #: Runs what peers forward to us.
@@ -175,12 +183,15 @@ class Node:
         settings, stack = self.settings, self._stack
         check_pool_fits(settings)
         self.keys.subscribe(self.kv.rekey)
+        self.keys.subscribe(self.trust.rekey)
         listener = addresses.listen_http(settings.host, settings.port)
         stack.callback(listener.close)
         self.http_port = int(listener.getsockname()[1])
         shown = "127.0.0.1" if settings.host in addresses.WILDCARD_HOSTS else settings.host
-        stack.enter_context(claim(settings, f"http://{addresses.join_address(shown, self.http_port)}"))
+        stack.enter_context(claim(settings, f"{settings.scheme}://{addresses.join_address(shown, self.http_port)}"))
         await self.keys.load()
+        tls = await asyncio.to_thread(self._start_tls)
+        await asyncio.to_thread(self._start_clients)
         stack.push_async_callback(self.kv.close)
         await self.kv.start()
         await self.client.start()
@@ -191,9 +202,23 @@ class Node:
         stack.push_async_callback(self.drainer.close)
         stack.push_async_callback(self.engine.stop)
         stack.push_async_callback(self._http.close)
-        await self._http.start(listener)
+        await self._http.start(listener, tls)
+        reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
+        stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
         await self._start_discovery()
+
+    def _start_tls(self) -> ssl.SSLContext | None:
+        if self.tls is None:
+            return None
+        context = self.tls.start()
+        self.reloader.add("TLS certificate", self.tls.files, self.tls.reload)
+        return context
+
+    def _start_clients(self) -> None:
+        if self.access.path is not None:
+            self.access.load()
+            self.reloader.add("clients", [self.access.path], self.access.load)
 
     async def _start_gossip(self) -> None:
         settings = self.settings
@@ -201,7 +226,8 @@ class Node:
         incarnation = await asyncio.to_thread(next_incarnation, self._boot_file)
         host, port = settings.advertise, settings.gossip_port
         kv = addresses.join_address(host, self.kv.port) if self.kv.port else ""
-        meta = NodeMeta(addresses.join_address(host, self.http_port), kv, __version__)
+        http = addresses.join_address(host, self.http_port)
+        meta = NodeMeta(http, kv, __version__, tls=self.tls is not None, boot=self.signer.boot)
         self.gossip = GossipAgent(
             Identity(settings.name, settings.cluster, incarnation, host, port, meta.encode()),
             self._config,
@@ -282,6 +308,10 @@ class Node:
         """Dial these gossip addresses, again and again until somebody there is a member."""
         self.gossip.add_seeds(addresses)
 
+    def reload(self) -> None:
+        """Read the files of certificate and clients again."""
+        self.reloader.ask()
+
     def vector(self) -> LoadVector:
         """Our own load, now."""
         return self.reporter.vector()
@@ -337,7 +367,7 @@ class Node:
             self.client,
             self.deadlines,
             self.downs,
-            address_of=self.registry.address,
+            peer_of=self.registry.meta,
             load_of=self.registry.load,
             moves_of=self.registry.moves,
         )
@@ -355,6 +385,12 @@ class Node:
             rng=self._rng,
             clock=self._clock,
         )
+
+
+def _server_tls(settings: Settings, trust: ClusterTrust) -> ServerTls | None:
+    if not settings.tls_cert:
+        return None
+    return ServerTls(Path(settings.tls_cert), Path(settings.tls_key or settings.tls_cert), trust)
 
 
 def gossip_preset(settings: Settings) -> GossipConfig:

@@ -18,7 +18,7 @@ DEFAULT_CLUSTER = next(item.default for item in dataclasses.fields(Settings) if 
 def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tuple[str, int], kv_port: int) -> None:
     """Say what runs where, and the one command that another host needs."""
     shown = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
-    url = f"http://{join_address(shown, http_port)}"
+    url = f"{settings.scheme}://{join_address(shown, http_port)}"
     join = join_address(*gossip_address)
     say(f"grapevine node {settings.name}, cluster {settings.cluster}, policy {settings.policy}")
     say(f"  API      {url}/v1        (any OpenAI client)")

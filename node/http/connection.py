@@ -374,7 +374,8 @@ class Connection(asyncio.Protocol):
             f"HTTP/1.1 {error.status} {_REASONS.get(error.status, 'Bad Request')}\r\nContent-Type: application/json\r\n"
         )
         self._flow.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not under TLS
+            self.transport.write_eof()
         await asyncio.sleep(LINGER_S)
 
     @property

@@ -1,7 +1,7 @@
 """``/peer/*``: requests that other nodes forward to us. We admit on live state or refuse at once; never forward on.
 
 Rules:
-1. Authenticated: a signature by the cluster key, or without a key the address of a current member.
+1. Authenticated: a signature by the cluster key (`node.http.signature`), or without a key the address of a member.
 2. A plan that names another target is refused, so no request can go in circles.
 3. A plan says up to which queue we are the better choice: with a longer one we say so, while somebody else may still
    be asked (`node.decide`).
@@ -18,10 +18,12 @@ from dataclasses import replace
 from aiohttp import web
 
 from node.errors import RemoteError
-from node.http.auth import AUTH_HEADER, PeerSigner, check_peer
+from node.http.auth import check_peer
 from node.http.errors import ApiError, ApiFailure
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
+from node.http.signature import PeerCall, PeerSigner, SignedBody
 from node.load import LoadVector
+from node.logs import set_request
 from node.metrics import Metrics, status_label
 from node.peers import BUSY_HEADER, FULL, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
@@ -77,10 +79,10 @@ class PeerRoutes:
         arrived = self._clock()
         with self._bodies.hold() as held:
             try:
-                plan = self._check(request)
+                plan, signed = self._check(request)
                 if request.raw_path == PEER_PREFIX + GONE_PATH:
                     return await self._gone(plan, request)
-                call = await self._take(request, arrived, plan, held)
+                call = await self._take(request, arrived, plan, held, signed)
             except ApiFailure as failure:
                 if failure.error.status == 429:
                     return self._busy(Busy(self._settings.name), request_read=False)
@@ -112,19 +114,12 @@ class PeerRoutes:
         leg = internal(header_list(request)).get(CARRY_HEADER, "")
         return await self._relay(call, outcome, request, (plan.entry, leg[:MAX_LEG]), left)
 
-    def _check(self, request: web.BaseRequest) -> Plan:
+    def _check(self, request: web.BaseRequest) -> tuple[Plan, SignedBody | None]:
         ours = internal(header_list(request))
         header = ours.get(PLAN_HEADER, "")
         rid = request.headers.get("X-Request-Id", "")
-        error = check_peer(
-            self._signer,
-            call=(request.method, request.raw_path, rid, header),
-            header=ours.get(AUTH_HEADER),
-            remote=request.remote,
-            member_hosts=self._registry.member_hosts(),
-        )
-        if error is not None:
-            raise ApiFailure(error)
+        call = PeerCall(request.method, request.raw_path, rid, ours)
+        signed = check_peer(self._signer, call, remote=request.remote, member_hosts=self._registry.member_hosts())
         try:
             plan = decode_plan(header)
         except RemoteError as broken:
@@ -134,12 +129,18 @@ class PeerRoutes:
             raise ApiFailure(ApiError(421, "misdirected", f"This is not {plan.target}."))
         if not self._registry.serves(plan.model):
             raise ApiFailure(ApiError(503, "model_gone", f"This node does not serve {plan.model!r} now."))
-        return plan
+        return plan, signed
 
-    async def _take(self, request: web.BaseRequest, arrived: float, plan: Plan, held: Held) -> Call:
+    async def _take(
+        self, request: web.BaseRequest, arrived: float, plan: Plan, held: Held, signed: SignedBody | None
+    ) -> Call:
         target = request.raw_path.removeprefix(PEER_PREFIX)
         body = await read_body(request, self._settings.max_body_mib, held)
+        if signed is not None and not signed.matches(body):
+            self._metrics.remote_errors.labels("body").inc()
+            raise ApiFailure(ApiError(403, "peer_body", "The body is not the one that was signed."))
         parsed = parse(request, target.partition("?")[0], body)
+        set_request(plan.rid)
         given = header_list(request)
         ours = internal(given)
         if (chunks := ours.get(CHUNKS_HEADER)) is not None:

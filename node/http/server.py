@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from node.relay.carry.marks import GONE_PATH
 #: Connections of clients and peers at a time: above, new ones are cut at once.
 MAX_CONNECTIONS = 16_384
 BACKLOG = 1024
+#: Seconds for TLS to be agreed upon, and to be ended: a connection has no request in that time.
+HANDSHAKE_S = 10.0
 #: Seconds that handlers get to end when they are cut.
 CUT_S = 1.0
 
@@ -74,11 +77,16 @@ class HttpServer:
         self._closed = False
         self._server: asyncio.Server | None = None
 
-    async def start(self, listener: socket.socket) -> None:
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on ``listener``, which is closed with the server."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(self._handle, self, loop), sock=listener, backlog=BACKLOG
+            lambda: Connection(self._handle, self, loop),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+            ssl_shutdown_timeout=HANDSHAKE_S if tls else None,
         )
 
     async def stop_accepting(self) -> None:
