@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
@@ -50,6 +50,7 @@ from node.relay.downs import Downs
 from node.relay.forward import PeerRunner
 from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
+from node.relay.ports import Notes, Peers, Runner
 from node.reload import Reloader
 from node.reporter import Reporter
 from node.room import WaitingRoom
@@ -57,6 +58,10 @@ from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
 from node.surface import make_routes
 from node.tls import ClusterTrust, ServerTls
+from node.tracing import make_tracing
+
+if TYPE_CHECKING:
+    from node.tracing.tracing import Tracing
 
 #: Seconds to announce ourselves by multicast DNS; without it a node still joins by address.
 DISCOVERY_S = 5.0
@@ -107,6 +112,7 @@ class Node:
         engine: EngineFactory = supervised,
         gossip_config: GossipConfig | None = None,
         deadlines: Deadlines | None = None,
+        tracing: Tracing | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,6 +130,7 @@ class Node:
         self._http: HttpServer | None = None
         self._routes: Routes | None = None
 
+        self.tracing = tracing or make_tracing(settings)
         self.metrics = Metrics(clock)
         self.flows = Flows()
         self.meter = LoadMeter(slots=settings.max_running)
@@ -146,7 +153,7 @@ class Node:
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
         #: Runs what peers forward to us.
-        self.guests = WatchedRunner(self.local, self.flows)
+        self.guests = WatchedRunner(self._traced_local(), self.flows)
         self.dispatcher = self._make_dispatcher()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
@@ -192,6 +199,8 @@ class Node:
         await self.keys.load()
         tls = await asyncio.to_thread(self._start_tls)
         await asyncio.to_thread(self._start_clients)
+        if self.tracing is not None:
+            stack.push_async_callback(self.tracing.close)
         stack.push_async_callback(self.kv.close)
         await self.kv.start()
         await self.client.start()
@@ -356,14 +365,17 @@ class Node:
             engine=self.engine,
             admission=self.admission,
             meter=self.meter,
-            kv=self.kv,
+            kv=self.kv if self.tracing is None else self.tracing.kv(self.kv),
             deadlines=self.deadlines,
             vector=self.reporter.vector,
             clock=self._clock,
         )
 
+    def _traced_local(self) -> Runner:
+        return self.local if self.tracing is None else self.tracing.runner(self.local)
+
     def _make_dispatcher(self) -> Dispatcher:
-        peers = PeerRunner(
+        peers: Peers = PeerRunner(
             self.client,
             self.deadlines,
             self.downs,
@@ -371,17 +383,20 @@ class Node:
             load_of=self.registry.load,
             moves_of=self.registry.moves,
         )
+        notes: Notes = self.metrics
+        if self.tracing is not None:
+            peers, notes = self.tracing.peers(peers), self.tracing.notes(notes)
         return Dispatcher(
             self.settings.name,
             cluster=self.registry,
             policy=make_policy(self.settings.policy),
-            local=WatchedRunner(self.local, self.flows),
+            local=WatchedRunner(self._traced_local(), self.flows),
             peers=WatchedPeers(peers, self.flows),
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
             handovers=self.handovers,
-            notes=self.metrics,
+            notes=notes,
             rng=self._rng,
             clock=self._clock,
         )

@@ -42,7 +42,9 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
         metrics.watch(lambda: certificate(node.tls))
     metrics.about(node=settings.name, cluster=settings.cluster, version=__version__)
     bodies = BodyRoom(settings.max_body_mib)
-    openai = OpenAi(settings, registry, node.dispatcher, bodies=bodies, access=node.access, clock=clock)
+    openai = OpenAi(
+        settings, registry, node.dispatcher, bodies=bodies, access=node.access, tracing=node.tracing, clock=clock
+    )
     return Routes(
         openai=openai,
         explain=Explain(openai, node.dispatcher, metrics.log, clock),
@@ -57,6 +59,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             handovers=node.handovers,
             vector=node.reporter.vector,
             queued_ms=lambda: node.meter.queued_ms(clock()),
+            tracing=node.tracing,
             clock=clock,
         ),
         state=StateRoutes(
@@ -74,7 +77,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             decisions=lambda: metrics.log.latest(clock(), ids=not settings.has_clients),
         ),
         health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine, settings.name)),
-        admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),
+        admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv, calls=metrics.admin),
         page=make_page(node, clock),
     )
 

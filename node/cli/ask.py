@@ -18,6 +18,9 @@ TIMEOUT_S = 10.0
 #: Largest answer read, bytes.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
+#: The file of the certificate that a node of this host shows, by its URL.
+_shown: dict[str, str] = {}
+
 
 class Unreachable(click.ClickException):
     """No node could be asked."""
@@ -40,7 +43,10 @@ def find_node(url: str | None, state_dir: Path | None) -> str:
         raise Unreachable(
             "no node of this user runs on this host: start one with `grapevine start`, or give --node URL"
         )
-    return nodes[0].url.rstrip("/")
+    url = nodes[0].url.rstrip("/")
+    if nodes[0].tls_cert:
+        _shown[url] = nodes[0].tls_cert
+    return url
 
 
 def ask(url: str, path: str, body: bytes | None = None, token: str | None = None) -> Any:
@@ -65,7 +71,7 @@ def _ask(url: str, path: str, body: bytes | None, token: str | None) -> bytes:
     # A node is asked directly: a proxy of the environment is for the outside.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if url.startswith("https:"):
-        handlers.append(urllib.request.HTTPSHandler(context=_trust(url)))
+        handlers.append(urllib.request.HTTPSHandler(context=trust(url)))
     opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(urllib.request.Request(url + path, body, headers), timeout=TIMEOUT_S) as response:
@@ -82,12 +88,14 @@ def _ask(url: str, path: str, body: bytes | None, token: str | None) -> bytes:
         raise Unreachable(text) from error
 
 
-def _trust(url: str) -> ssl.SSLContext:
-    """Whom to believe. A node of this host that we found by ourselves shows the certificate in its own file, whatever
-    the name in it; everybody else is checked as usual, with SSL_CERT_FILE for an authority of one's own."""
+def trust(url: str) -> ssl.SSLContext:
+    """Whom to believe.
+
+    A node of this host that we found by ourselves has to show the certificate of its own file, whatever the name in it.
+    Everybody else is checked as usual, with SSL_CERT_FILE for an authority of one's own.
+    """
     context = ssl.create_default_context()
-    own = next((node.tls_cert for node in running_nodes() if node.url.rstrip("/") == url), "")
-    if own:
+    if own := _shown.get(url):
         context.load_verify_locations(own)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.check_hostname = False

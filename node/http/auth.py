@@ -15,6 +15,9 @@ from collections.abc import Collection, Sequence
 from node.http.errors import ApiError, ApiFailure
 from node.http.signature import AUTH_HEADER, PeerCall, PeerSigner, SignedBody
 
+#: Where an operator shows the admin token on a path whose Authorization is the client's.
+OPERATOR_HEADER = "x-grapevine-admin-token"
+
 
 def bearer(authorization: str | None) -> str | None:
     """Return the token of an Authorization header, None when there is none."""
@@ -43,6 +46,22 @@ def check_admin(authorization: str | None, token: str) -> ApiError | None:
     given = bearer(authorization)
     if given is None:
         return ApiError(401, "missing_admin_token", "Send the admin token: `Authorization: Bearer TOKEN`.")
+    if not matches(given, (token,)):
+        return ApiError(403, "invalid_admin_token", "This is not the admin token of this node.")
+    return None
+
+
+def check_operator(given: str | None, token: str) -> ApiError | None:
+    """Return why somebody may not use what is for operators on the paths of clients; None when he may.
+
+    ``given``: the header `OPERATOR_HEADER`.
+    """
+    if not token:
+        message = "Naming a KV source is for operators: start the node with an admin token (GRAPEVINE_ADMIN_TOKEN)."
+        return ApiError(403, "admin_disabled", message)
+    if given is None:
+        message = f"Naming a KV source is for operators: send the admin token in {OPERATOR_HEADER}."
+        return ApiError(401, "missing_admin_token", message)
     if not matches(given, (token,)):
         return ApiError(403, "invalid_admin_token", "This is not the admin token of this node.")
     return None

@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
                     break
                 if not await self._answer(item) or (self._last and self._quiet):
                     break
-                self._expect(KEEPALIVE_S)
+                self._expect(HEAD_S if self._head_bytes else KEEPALIVE_S)
         except ConnectionError:
             pass
         except Exception:
@@ -382,6 +382,11 @@ class Connection(asyncio.Protocol):
     def _quiet(self) -> bool:
         """No request has begun that is not answered yet."""
         return not self._waiting and self._in_head and not self._head_bytes
+
+    @property
+    def waits(self) -> bool:
+        """No request is here whole: nothing is lost with it that anybody works on."""
+        return self._task_idle and not self._waiting
 
     def finish(self) -> None:
         """End it when every request that has begun to come is answered; an idle one now."""

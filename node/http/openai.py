@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from node.clients import Access, Client, Denied
-from node.http.auth import bearer
+from node.http.auth import OPERATOR_HEADER, bearer, check_operator
 from node.http.errors import ApiError, ApiFailure, json_response, model_not_found
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.http.options import TIMEOUT, client_of, read_options, read_priority, with_priority
@@ -21,6 +23,9 @@ from node.relay.dispatch import Dispatcher
 from node.relay.headers import REQUEST_ID, for_upstream, internal, replaced
 from node.relay.refused import Refused
 from node.settings import Settings
+
+if TYPE_CHECKING:
+    from node.tracing.tracing import Tracing
 
 _MODELS = "/v1/models"
 
@@ -36,10 +41,12 @@ class OpenAi:
         *,
         bodies: BodyRoom,
         access: Access,
+        tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
         self.bodies = bodies
         self._access = access
+        self._tracing = tracing
         self._settings = settings
         self._registry = registry
         self._dispatcher = dispatcher
@@ -84,7 +91,10 @@ class OpenAi:
             if client is not None:
                 _unless(client.spend(most_tokens(call.parsed), self._clock()))
             try:
-                return await self._dispatcher.run(call, request)
+                if self._tracing is None:
+                    return await self._dispatcher.run(call, request)
+                run = partial(self._dispatcher.run, request=request)
+                return await self._tracing.request(call, self._clock() - arrived, run)
             except Refused as refused:
                 return refusal_response(refused.refusal, call.rid)
 
@@ -102,7 +112,10 @@ class OpenAi:
         rid = request_id(request)
         set_request(rid)
         timeout = request.headers.get(TIMEOUT)
-        options = read_options(internal(headers), self._registry.known, rid=rid, timeout=timeout)
+        ours = internal(headers)
+        options = read_options(ours, self._registry.known, rid=rid, timeout=timeout)
+        if options.force_source is not None:
+            self._check_operator(ours)
         body = await read_body(request, self._settings.max_body_mib, held)
         # Parsing a large body takes milliseconds: off the loop, so that streams do not stutter.
         if len(body) > _LARGE_BODY:
@@ -125,6 +138,14 @@ class OpenAi:
             priority=priority or 0,
             carries=parsed.carriage is not None,
         )
+
+    def _check_operator(self, ours: Mapping[str, str]) -> None:
+        """:raises ApiFailure: clients and operators are told apart here, and this is no operator."""
+        settings = self._settings
+        if settings.admin_token or settings.has_clients:
+            error = check_operator(ours.get(OPERATOR_HEADER), settings.admin_token)
+            if error is not None:
+                raise ApiFailure(error)
 
     def _models(self, request: web.BaseRequest, path: str) -> web.Response:
         union = self._registry.models_union()

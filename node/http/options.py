@@ -1,7 +1,7 @@
 """What a client may ask of us by header. Every other ``x-grapevine-*`` header is dropped.
 
 - ``x-grapevine-force-target: NAME``    run on that node; an unknown name is a 400
-- ``x-grapevine-force-source: NAME``    pull KV blocks from that node first, worth it or not
+- ``x-grapevine-force-source: NAME``    pull KV blocks from that node first, worth it or not; an operator's (`auth`)
 - ``x-grapevine-no-pull: 1``            never pull KV blocks for this request
 - ``x-request-timeout: SECONDS``        all of it must be over in that time, counted from its arrival
 - ``x-request-priority: NUMBER``        lower is earlier; wins over ``x-vllm-priority``, that over the body's field

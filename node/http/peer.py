@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -40,6 +42,9 @@ from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
 
+if TYPE_CHECKING:
+    from node.tracing.tracing import Tracing
+
 #: Seconds beyond a request's deadline that its target keeps working.
 DEADLINE_SLACK_S = 0.5
 
@@ -60,6 +65,7 @@ class PeerRoutes:
         handovers: Handovers,
         vector: Callable[[], LoadVector],
         queued_ms: Callable[[], float],
+        tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -72,6 +78,7 @@ class PeerRoutes:
         self._handovers = handovers
         self._vector = vector
         self._queued_ms = queued_ms
+        self._tracing = tracing
         self._clock = clock
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -87,7 +94,10 @@ class PeerRoutes:
                 if failure.error.status == 429:
                     return self._busy(Busy(self._settings.name), request_read=False)
                 return self._refuse(failure.error)
-            return await self._run(call, plan, request)
+            if self._tracing is None:
+                return await self._run(call, plan, request)
+            run = partial(self._run, plan=plan, request=request)
+            return await self._tracing.serve(call, plan, self._clock() - arrived, run)
 
     async def _gone(self, plan: Plan, request: web.BaseRequest) -> web.Response:
         """An entry has closed an attempt, and begins another one elsewhere when this one has ended."""
@@ -119,7 +129,11 @@ class PeerRoutes:
         header = ours.get(PLAN_HEADER, "")
         rid = request.headers.get("X-Request-Id", "")
         call = PeerCall(request.method, request.raw_path, rid, ours)
-        signed = check_peer(self._signer, call, remote=request.remote, member_hosts=self._registry.member_hosts())
+        try:
+            signed = check_peer(self._signer, call, remote=request.remote, member_hosts=self._registry.member_hosts())
+        except ApiFailure:
+            self._metrics.remote_errors.labels("signature").inc()
+            raise
         try:
             plan = decode_plan(header)
         except RemoteError as broken:

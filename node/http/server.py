@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import ssl
 from contextlib import suppress
@@ -22,8 +23,10 @@ from node.http.state import StateRoutes
 from node.peers import PEER_PREFIX
 from node.relay.carry.marks import GONE_PATH
 
-#: Connections of clients and peers at a time: above, new ones are cut at once.
+#: Connections of clients and peers at a time. A new one takes the place of one without a request, if there is one
+#: among the oldest `LOOKED_AT`, else it is cut at once.
 MAX_CONNECTIONS = 16_384
+LOOKED_AT = 64
 BACKLOG = 1024
 #: Seconds for TLS to be agreed upon, and to be ended: a connection has no request in that time.
 HANDSHAKE_S = 10.0
@@ -72,7 +75,8 @@ class HttpServer:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._connections: set[Connection] = set()
+        #: In the order in which they came.
+        self._connections: dict[Connection, None] = {}
         self._gone = asyncio.Event()
         self._closed = False
         self._server: asyncio.Server | None = None
@@ -120,14 +124,24 @@ class HttpServer:
 
     def opened(self, connection: Connection) -> bool:
         """Count a connection; False when there are too many, or it was accepted just before we closed."""
-        if self._closed or len(self._connections) >= MAX_CONNECTIONS:
+        if self._closed or (len(self._connections) >= MAX_CONNECTIONS and not self._make_room()):
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
+
+    def _make_room(self) -> bool:
+        """Cut the connection that has had no request for longest: who holds many open locks nobody out."""
+        for connection in tuple(itertools.islice(self._connections, LOOKED_AT)):
+            del self._connections[connection]
+            if connection.waits:
+                connection.cut()
+                return True
+            self._connections[connection] = None  # at the end: it is looked at last
+        return False
 
     def closed(self, connection: Connection) -> None:
         """Count it no more."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self._connections:
             self._gone.set()
 

@@ -160,9 +160,9 @@ class Session:
             await self._loop.create_connection(lambda: connection, address.host, address.port)
 
     async def _usual_tls(self) -> ssl.SSLContext:
-        tls = self._tls or await asyncio.to_thread(ssl.create_default_context)
-        self._tls = tls
-        return tls
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        return self._tls
 
     def _freed(self, connection: Connection) -> None:
         address = self._open.get(connection)

@@ -63,6 +63,8 @@ def value_of(name: str) -> st.SearchStrategy[Any]:
         return st.sampled_from(about["choices"])
     if name == "join":
         return st.lists(st.builds("{}:{}".format, WORD, st.integers(1, 65535)), min_size=1, max_size=3).map(tuple)
+    if name == "otlp_traces_endpoint":
+        return WORD.map(lambda word: f"http://127.0.0.1/{word}")
     if name in ("state_dir", "run_dir"):
         return WORD.map(lambda word: Path("/tmp") / word)
     if kind is bool:
@@ -104,7 +106,7 @@ def as_toml(name: str, value: Any, dashed: bool) -> str:
 
 
 # These exclude other keys and have tests of their own; ports that are not given follow `port`.
-KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command"})
+KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command", "tls_key"})
 
 
 @given(st.data())

@@ -19,7 +19,7 @@ from tests.node.fakes import engine as fake
 from tests.node.fakes.client import PATIENCE_S, ask, connect
 from tests.node.fakes.cluster import Cluster, cluster
 from tests.node.fakes.engine import Gate
-from tests.node.http.bodies import chat
+from tests.node.http.bodies import CHAT, chat
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: node\r\nContent-Type: application/json\r\n"
 BODY = chat()
@@ -323,12 +323,31 @@ async def test_a_large_body_that_is_refused_is_answered_and_not_read(nodes: Clus
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, nodes: Cluster) -> None:
     monkeypatch.setattr("node.http.server.MAX_CONNECTIONS", 1)
-    async with connect("127.0.0.1", nodes[0].port) as first:
-        assert (await first.ask("GET", "/healthz")).status == 200
-        async with connect("127.0.0.1", nodes[0].port) as second, asyncio.timeout(PATIENCE_S):
+    a = nodes[0]
+    a.fake.script = fake.stall
+    async with connect("127.0.0.1", a.port) as first:
+        await first.send("POST", CHAT, (), chat())
+        await a.fake.until(lambda: a.fake.active == 1)
+        async with connect("127.0.0.1", a.port) as second, asyncio.timeout(PATIENCE_S):
             with suppress(ConnectionError):
                 assert await second.reader.read() == b""
+        assert a.fake.active == 1, "who is served stays"
+
+
+@pytest.mark.parametrize("held", [b"", b"GET /healthz HTTP/1.1\r\nHost"], ids=["idle", "in its head"])
+async def test_who_holds_connections_without_a_request_makes_room(
+    monkeypatch: pytest.MonkeyPatch, nodes: Cluster, held: bytes
+) -> None:
+    monkeypatch.setattr("node.http.server.MAX_CONNECTIONS", 2)
+    async with connect("127.0.0.1", nodes[0].port) as first, connect("127.0.0.1", nodes[0].port) as second:
         assert (await first.ask("GET", "/healthz")).status == 200
+        first.writer.write(held)
+        assert (await second.ask("GET", "/healthz")).status == 200
+        assert (await ask(nodes[0].port, "GET", "/healthz")).status == 200
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                assert await first.reader.read() == b""
+        assert (await second.ask("GET", "/healthz")).status == 200, "the oldest one went"
 
 
 class Wire:
