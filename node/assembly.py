@@ -357,6 +357,7 @@ class Node:
             unlike=self.registry.unlike,
             learn_ratio=self.registry.roster.learn_ratio,
             on_engine=self.reporter.on_connector,
+            on_lookup=_untold if self.tracing is None else self.tracing.looked_up,
             clock=self._clock,
         )
 
@@ -400,6 +401,10 @@ class Node:
             rng=self._rng,
             clock=self._clock,
         )
+
+
+def _untold(tag: str, peer: str, blocks: int, seconds: float) -> None:
+    """Nobody keeps traces."""
 
 
 def _server_tls(settings: Settings, trust: ClusterTrust) -> ServerTls | None:

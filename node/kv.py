@@ -58,6 +58,7 @@ class KvSide:
         unlike: Callable[[], Mapping[str, str]],
         learn_ratio: Callable[[str, int, int], None],
         on_engine: Callable[[link.Hello | None], None],
+        on_lookup: Callable[[str, str, int, float], None],
         clock: Callable[[], float],
     ) -> None:
         self.settings = settings
@@ -70,6 +71,7 @@ class KvSide:
         self._unlike = unlike
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
+        self._on_lookup = on_lookup
         self._clock = clock
         #: Called at each report of the engine.
         self.on_report: Callable[[], None] = lambda: None
@@ -111,6 +113,7 @@ class KvSide:
             port=settings.kv_port,
             describe=self.fields,
             hottest=self.digest.hottest,
+            on_lookup=self._on_lookup,
         )
         self.server.start()
         self.puller = Puller(self.pool, self._secrets(), settings.cluster, name=settings.name, describe=self.fields)
@@ -177,7 +180,9 @@ class KvSide:
             return 0
         sources = list(named.values())
         chunks = call.parsed.chunks[: max(source.chunks for source in sources)]
-        result = await self.puller.pull(sources, chunks, pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens)))
+        limit_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens))
+        tag = call.trace.tag if call.trace is not None else ""
+        result = await self.puller.pull(sources, chunks, limit_s, tag=tag)
         self._pulls.note({source.address: name for name, source in named.items()}, result)
         if result.blocks:
             await self.link.flush()

@@ -110,7 +110,7 @@ class TracedKv:
         span = call.trace.child("pull", {"source": plan.source or "", "chunks": plan.chunks}, kind=SpanKind.CLIENT)
         blocks = 0
         try:
-            blocks = await self._kv.pull(plan, call)
+            blocks = await self._kv.pull(plan, replace(call, trace=span))
         finally:
             span.end({"blocks": blocks})
         return blocks

@@ -56,11 +56,21 @@ class Trace:
             self._span.set_status(Status(StatusCode.ERROR, error[:MAX_TEXT]))
         self._span.end()
 
+    @property
+    def tag(self) -> str:
+        """The context as one short text, for whoever has no headers."""
+        return dict(self.carried()).get(_CARRIED[0], "")
+
     def carried(self) -> HeaderList:
         """The headers that take this span to whoever works on it."""
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, self._context)
         return list(carrier.items())
+
+
+def traceparent(tag: str) -> Context:
+    """The context in a tag of a peer; an empty one where it makes no sense."""
+    return _PROPAGATOR.extract({_CARRIED[0]: tag}, Context())
 
 
 def begin(

@@ -8,6 +8,7 @@
 | `forward` | entry | an attempt on a peer |
 | `serve` | target | a peer's request |
 | `pull` | target | KV blocks that are pulled for it |
+| `lookup` | source | what the source has of them |
 | `engine` | entry or target | an attempt on the own engine, which goes on in vLLM's own trace |
 | `carry` | entry | a stream between the loss of one leg and the first piece of the next |
 """
@@ -33,7 +34,7 @@ from node.relay.local import Kv
 from node.relay.ports import Notes, Peers, Runner
 from node.relay.refused import Refused
 from node.tracing.runners import TracedKv, TracedPeers, TracedRunner
-from node.tracing.trace import Attributes, begin, parent_in
+from node.tracing.trace import Attributes, begin, parent_in, traceparent
 
 #: Seconds that the last spans get to reach their collector when the node stops.
 FLUSH_S = 3.0
@@ -57,6 +58,12 @@ class Tracing:
     async def serve(self, call: Call, plan: Plan, age_s: float, run: Run) -> web.StreamResponse:
         """Run a peer's request within a span of the peer's trace."""
         return await self._within("serve", call, age_s, run, {"grapevine.entry": plan.entry})
+
+    def looked_up(self, tag: str, peer: str, blocks: int, seconds: float) -> None:
+        """Note that ``peer`` has asked for KV blocks of ours, within its trace. Any thread."""
+        attributes: Attributes = {"grapevine.node": self._name, "peer": peer, "blocks": blocks}
+        parent = traceparent(tag)
+        begin(self._tracer, "lookup", attributes, parent=parent, kind=SpanKind.SERVER, ago_s=seconds).end()
 
     async def close(self) -> None:
         """Send what is left, for a bounded time."""

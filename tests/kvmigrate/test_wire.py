@@ -26,7 +26,13 @@ MESSAGES = st.one_of(
     st.builds(wire.Challenge, NONCE, PROOF),
     st.builds(wire.Proof, PROOF),
     st.just(wire.Welcome()),
-    st.builds(wire.Lookup, DIGEST, st.integers(0, 64), st.lists(st.integers(0, 2**64 - 1), max_size=30).map(tuple)),
+    st.builds(
+        wire.Lookup,
+        DIGEST,
+        st.integers(0, 64),
+        st.lists(st.integers(0, 2**64 - 1), max_size=30).map(tuple),
+        st.text(max_size=128),
+    ),
     st.builds(
         wire.Manifest,
         TEXT,

@@ -177,6 +177,8 @@ async def test_blocks_that_are_pulled_are_in_the_trace_of_their_request(pair: tu
     await both.send(0, *at("bob", "ann"), PARENT)
     pull = spans.one("bob", "pull")
     assert within(pull, spans.one("bob", "serve")) and told(pull)["source"] == "ann" and told(pull)["blocks"] > 20
+    lookup = spans.one("ann", "lookup")
+    assert within(lookup, pull) and told(lookup)["peer"] == "bob" and told(lookup)["blocks"] > 20
     assert {trace_id(span) for span in spans.all()} == {TRACE}
     assert {"decide", "forward", "request"} <= {span.name for span in spans.all()}
     assert json.dumps(told(pull)).isascii()
