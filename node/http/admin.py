@@ -14,10 +14,11 @@ from node.addresses import split_address
 from node.errors import SettingsError
 from node.http.auth import check_admin
 from node.http.errors import ApiError, ApiFailure, json_response
-from node.http.intake import read_small_body
+from node.http.intake import read_small_body, request_id
 from node.http.keys import KeyControl, KeyRoutes
 from node.http.kv import KvControl, KvRoutes
 from node.http.router import Handler, Router
+from node.logs import set_request
 from node.settings import RANGES, Settings
 
 #: Addresses taken in one call.
@@ -81,6 +82,7 @@ class Admin:
                 self._calls.labels("refused").inc()
                 raise ApiFailure(error)
             self._calls.labels("done").inc()
+            set_request(request_id(request))
             if request.method != "GET":
                 _log.info("%s %s by an administrator at %s", request.method, request.path[:200], request.remote)
             return await handler(request)

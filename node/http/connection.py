@@ -26,6 +26,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from node.http.errors import ApiError
 from node.http.request import Body, Request
 from node.http.writer import Flow, Writer
+from node.logs import set_request
 from node.relay.headers import HeaderList
 
 #: Header limits: one line, how many, and the whole head in bytes.
@@ -354,6 +355,7 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: Request) -> bool:
         """Answer one request. Returns whether the next one may follow on this connection."""
+        set_request("")  # the one before it on this connection is over
         response = await self._handler(request)
         await response.prepare(request)
         await response.write_eof()

@@ -17,8 +17,7 @@ from node.cli.ask import Unreachable, ask, find_node
 from node.errors import SettingsError
 from node.tls import PEER_NAME, ClusterTrust, ServerTls
 from tests.node.fakes.certificates import Authority
-from tests.node.fakes.client import PATIENCE_S, RawAnswer, RawClient
-from tests.node.fakes.client import connect as connect_in_clear
+from tests.node.fakes.client import PATIENCE_S, RawAnswer, connect
 from tests.node.fakes.cluster import Cluster, Member, cluster
 from tests.node.http.bodies import CHAT, chat
 
@@ -45,25 +44,14 @@ def files(authority: Authority, name: str) -> dict[str, str]:
     return {"tls_cert": str(certificate), "tls_key": str(key)}
 
 
-@asynccontextmanager
-async def connect(port: int, context: ssl.SSLContext, name: str = "localhost") -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
-    try:
-        yield RawClient(reader, writer)
-    finally:
-        writer.close()
-        with suppress(ConnectionError, ssl.SSLError):
-            await writer.wait_closed()
-
-
 async def send(member: Member, authority: Authority, target: str) -> RawAnswer:
-    async with connect(member.port, authority.trust()) as client:
+    async with connect("127.0.0.1", member.port, authority.trust()) as client:
         return await client.ask("POST", CHAT, (("x-grapevine-force-target", target),), chat())
 
 
 async def shown(member: Member, authority: Authority) -> bytes:
     """The certificate that a client sees."""
-    async with connect(member.port, authority.trust()) as client:
+    async with connect("127.0.0.1", member.port, authority.trust()) as client:
         found: ssl.SSLObject = client.writer.get_extra_info("ssl_object")
         return found.getpeercert(binary_form=True) or b""
 
@@ -74,14 +62,14 @@ async def test_clients_and_peers_speak_tls_on_one_port(authority: Authority, key
         for target in "ab":
             answer = await send(nodes[0], authority, target)
             assert answer.status == 200 and answer.one("x-grapevine-target") == target
-        async with connect_in_clear("127.0.0.1", nodes[0].port) as client:
+        async with connect("127.0.0.1", nodes[0].port) as client:
             client.writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n")
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await client.head()
 
 
 async def test_a_large_body_passes_between_nodes_under_tls(authority: Authority) -> None:
-    async with secure(authority) as nodes, connect(nodes[0].port, authority.trust()) as client:
+    async with secure(authority) as nodes, connect("127.0.0.1", nodes[0].port, authority.trust()) as client:
         body = chat(user="x" * 1_000_000)
         answer = await client.ask("POST", CHAT, (("x-grapevine-force-target", "b"),), body)
         assert answer.status == 200 and nodes[1].fake.received[-1].body == body
@@ -113,7 +101,7 @@ async def test_a_port_that_speaks_tls_and_one_that_does_not_are_one_cluster(auth
         await nodes.add("b", cluster_key=KEY)
         await nodes.agree()
         assert (await send(nodes[0], authority, "b")).one("x-grapevine-target") == "b"
-        async with connect(nodes[0].port, authority.trust()) as client:
+        async with connect("127.0.0.1", nodes[0].port, authority.trust()) as client:
             told = json.loads((await client.ask("GET", "/gossip/members")).body)["members"]
         assert [member["url"].partition(":")[0] for member in told] == ["https", "http"]
 
@@ -121,7 +109,7 @@ async def test_a_port_that_speaks_tls_and_one_that_does_not_are_one_cluster(auth
 async def test_a_renewed_certificate_is_shown_to_new_connections_and_a_wrong_one_is_not(authority: Authority) -> None:
     async with secure(authority, 1) as nodes:
         a = nodes[0]
-        async with connect(a.port, authority.trust()) as old:
+        async with connect("127.0.0.1", a.port, authority.trust()) as old:
             first = await shown(a, authority)
             authority.issue("a")
             await a.node.reloader.look()
@@ -210,7 +198,7 @@ async def test_a_connection_that_says_nothing_is_not_waited_for(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node.http.server.HANDSHAKE_S", 0.1)
-    async with secure(authority, 1) as nodes, connect_in_clear("127.0.0.1", nodes[0].port) as client:
+    async with secure(authority, 1) as nodes, connect("127.0.0.1", nodes[0].port) as client:
         with suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE_S):
                 assert await client.reader.read() == b""
