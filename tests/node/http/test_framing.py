@@ -285,6 +285,35 @@ async def test_a_body_that_stops_is_not_waited_for(nodes: Cluster, monkeypatch: 
     assert statuses(await talk(nodes[0].port, HEAD + LENGTH + b"\r\n" + BODY[:3])) == [408]
 
 
+async def test_a_body_that_trickles_gets_no_more_time_with_each_byte(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.http.intake.BODY_MAX_S", 0.2)
+    monkeypatch.setattr("node.http.connection.LINGER_S", 0.05)
+    async with connect("127.0.0.1", nodes[0].port) as client:
+        client.writer.write(HEAD + b"Content-Length: 1000000\r\n\r\n")
+
+        async def trickle() -> None:
+            while not client.writer.is_closing():
+                client.writer.write(b"x")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(trickle())
+        try:
+            assert (await client.head()).status == 408
+        finally:
+            dripping.cancel()
+    assert not nodes[0].fake.received
+
+
+async def test_nothing_of_a_body_is_read_from_who_has_no_key(nodes: Cluster) -> None:
+    """A slow body costs its sender a key."""
+    a = await nodes.add("keyed", api_key=("k" * 20,))
+    async with connect("127.0.0.1", a.port) as client:
+        client.writer.write(HEAD + b"Content-Length: 1000000\r\n\r\n")
+        assert (await client.head()).status == 401
+
+
 async def test_an_idle_connection_is_closed(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.http.connection.KEEPALIVE_S", 0.05)
     assert statuses(await talk(nodes[0].port, b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n")) == [200]
