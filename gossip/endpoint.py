@@ -11,15 +11,16 @@ what happened.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gossip import actions as io
 from gossip.config import GossipConfig
 from gossip.coordinates import Coordinates
 from gossip.decode import decode_packet
+from gossip.dialogue import Dialogue
 from gossip.envelope import Envelope
-from gossip.errors import RemoteError, SealError, WrongClusterError
+from gossip.errors import RemoteError
 from gossip.events import RowView
 from gossip.exchange import Exchange
 from gossip.health import LocalHealth
@@ -27,8 +28,8 @@ from gossip.heartbeat import Heartbeat
 from gossip.hub import Hub
 from gossip.identity import Address, Identity
 from gossip.incarnation import refutations_of
+from gossip.intake import Decode, Intake
 from gossip.keyring import Keyring
-from gossip.limits import MAX_DATAGRAM_BYTES, MAX_FRAME_BYTES
 from gossip.member import MemberState, MemberView
 from gossip.membership import Membership
 from gossip.messages import (
@@ -71,12 +72,12 @@ class Endpoint:
         config: GossipConfig,
         rng: random.Random,
         envelope: Envelope | None = None,
-        decode: Callable[[bytes, str, int], Packet] = decode_packet,
+        decode: Decode = decode_packet,
     ) -> None:
         self.config = config
-        self._decode = decode
         self.envelope = envelope or Envelope(Keyring(), identity.cluster, rng.randbytes)
         self._hub = hub = Hub(identity, config, rng, self.envelope)
+        self._intake = Intake(hub, self.envelope, decode)
         self.rtts = RoundTrips()
         self.health = LocalHealth(config.health_max)
         self.sessions = Sessions(hub)
@@ -87,6 +88,9 @@ class Endpoint:
         self.coordinates = Coordinates(hub, self.membership)
         self.prober = Prober(
             hub, self.membership, self.health, self.rtts, coordinates=self.coordinates, dial=self._dial_probe
+        )
+        self._dialogue = Dialogue(
+            hub, self._intake, self.sessions, exchange=self.exchange, prober=self.prober, slow=self.slow
         )
         self.heartbeat = Heartbeat(hub, self.membership, self.health, self.prober.doubt)
         self.rows.heartbeat = self.heartbeat.tick
@@ -107,11 +111,11 @@ class Endpoint:
             case io.DatagramReceived():
                 self._datagram(event, now)
             case io.StreamRequested():
-                self._stream_request(event, now)
+                self._dialogue.requested(event, now)
             case io.StreamReplied():
-                self._stream_over(event.session, event.data, now)
+                self._dialogue.ended(event.session, event.data, now)
             case io.StreamFailed():
-                self._stream_over(event.session, None, now)
+                self._dialogue.ended(event.session, None, now)
             case io.RowSet():
                 self.rows.set_own(event.payload, now)
             case io.KeyPut():
@@ -174,7 +178,7 @@ class Endpoint:
                 self.membership.reap(now)
                 self.slow.collect(now)
             case Timer.SESSION:
-                self._stream_over(key, None, now)
+                self._dialogue.ended(key, None, now)
 
     def _start(self, now: float) -> None:
         self._started_at = now
@@ -193,7 +197,7 @@ class Endpoint:
     # --- datagrams ----------------------------------------------------------------------------------------------------
 
     def _datagram(self, event: io.DatagramReceived, now: float) -> None:
-        packet = self._opened(self.envelope.open, event.data, MAX_DATAGRAM_BYTES)
+        packet = self._intake.datagram(event.data)
         if packet is None:
             return
         if packet.sender == self._hub.name:
@@ -234,24 +238,6 @@ class Endpoint:
             case PushPull():
                 self._hub.counters["refused"] += 1  # streams only
 
-    def _opened(self, unseal: Callable[[bytes], bytes], sealed: bytes, most: int) -> Packet | None:
-        """Unseal, then decode, a packet; whatever is wrong with it is counted and it is dropped."""
-        try:
-            data = unseal(sealed)
-        except SealError as error:
-            self._hub.counters[error.reason] += 1
-            return None
-        return self._read(data, most)
-
-    def _read(self, data: bytes, most: int) -> Packet | None:
-        try:
-            return self._decode(data, self._hub.identity.cluster, most)
-        except WrongClusterError:
-            self._hub.counters["wrong_cluster"] += 1
-        except RemoteError:
-            self._hub.counters["malformed"] += 1
-        return None
-
     def _gossip(self, now: float) -> None:
         """One tick: rumours first, then slow marks, then rows, to each chosen peer."""
         self._hub.timers.set((Timer.GOSSIP, 0), now + self.config.gossip_interval_s)
@@ -273,67 +259,10 @@ class Endpoint:
             for member in fed:
                 self._hub.emit(io.SendDatagram(member.address, sealed))
 
-    # --- streams ------------------------------------------------------------------------------------------------------
-
     def _dial_probe(self, seq: int, address: Address) -> None:
         member = self.membership.tenant(address)
         if member is not None:
             self.sessions.open(Purpose.PROBE, address, (Ping(seq, member.name),), seq, self._now)
-
-    def _stream_request(self, event: io.StreamRequested, now: float) -> None:
-        try:
-            data, token = self.envelope.open_request(event.data)
-        except SealError as error:
-            self._hub.counters[error.reason] += 1
-            self._hub.emit(io.CloseStream(event.stream))
-            return
-        packet = self._read(data, MAX_FRAME_BYTES)
-        reply = self._stream_answer(packet, now) if packet is not None and packet.parts else None
-        if reply is None:
-            self._hub.emit(io.CloseStream(event.stream))
-        else:
-            self._hub.emit(io.ReplyStream(event.stream, self.envelope.seal_reply(self._hub.frame((reply,)), token)))
-
-    def _stream_answer(self, packet: Packet, now: float) -> Part | None:
-        part = packet.parts[0]
-        match part:
-            case Ping():
-                return Ack(part.seq, self._hub.name)
-            case SlowPull():
-                return self.slow.give(part, self.config.slow_chunk_bytes)
-            case PushPull():
-                self.exchange.merge(packet.sender, part, self._address_of(packet.sender, part), now)
-                return self.exchange.table()
-        return None
-
-    def _address_of(self, name: str, table: PushPull) -> Address | None:
-        """Where the sender of a table listens: the stream itself came from another port."""
-        if name == self._hub.name:
-            return None
-        return next(((r.host, r.port) for r in table.members[:1] if r.name == name), None)
-
-    def _stream_over(self, session: int, data: bytes | None, now: float) -> None:
-        """A stream that we opened has ended, with a reply or without."""
-        ended = self.sessions.close(session)
-        if ended is None:
-            return
-        packet = None
-        if data is not None:
-            packet = self._opened(lambda sealed: self.envelope.open_reply(sealed, ended.token), data, MAX_FRAME_BYTES)
-        part = packet.parts[0] if packet is not None and packet.parts else None
-        try:
-            match ended.purpose:
-                case Purpose.EXCHANGE if packet is not None:
-                    self.exchange.replied(ended.to, packet, now)
-                case Purpose.EXCHANGE:
-                    self.exchange.failed(ended.to)
-                case Purpose.PROBE if isinstance(part, Ack):
-                    self.prober.acked(part, now)
-                case Purpose.SLOW:
-                    delta = part if isinstance(part, SlowDelta) else None
-                    self.slow.stream_replied(str(ended.key), delta, ended.to, now)
-        except RemoteError:
-            self._hub.counters["refused"] += 1
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

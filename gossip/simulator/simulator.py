@@ -1,4 +1,4 @@
-"""A cluster in virtual time: one heap of (time, order, what), one seed, real bytes through the codec.
+"""A cluster in virtual time: one seed, one agenda, real bytes through the codec.
 
 Rules
 1. Nothing here decides for an endpoint: it is fed what its shell would feed it, and its actions are carried out.
@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -22,8 +21,10 @@ from gossip.endpoint import Endpoint
 from gossip.events import GossipEvent, MemberChanged, NameConflict, SlowReset
 from gossip.identity import Address, Identity
 from gossip.member import MemberState
+from gossip.simulator.agenda import Agenda
 from gossip.simulator.checkers import Checker, standard_checkers
 from gossip.simulator.clock import Clock
+from gossip.simulator.delivery import Delivery
 from gossip.simulator.network import Network
 from gossip.simulator.node import INBOX, SimNode
 from gossip.simulator.report import Report
@@ -63,21 +64,15 @@ class Simulator:
         self.network = Network(self.rng, latency, loss, duplication, reordering)
         self.checkers = list(checkers) if checkers is not None else standard_checkers()
         self.record = record
-        self.now = 0.0
         self.nodes: dict[str, SimNode] = {}
         self.report = Report()
         self.witness = Witness(self.report, self._is_well)
         #: Called with every event after the checkers.
         self.listener: Callable[[SimNode, GossipEvent], None] | None = None
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = 0
-        self._at: dict[Address, SimNode] = {}
-        self._replies: dict[int, tuple[SimNode, int]] = {}
-        self._streams = 0
+        self._agenda = Agenda()
+        self._delivery = Delivery(self._agenda, self.network, self.report, self._feed)
         #: Every datagram is decoded, but one that went to several nodes only once: packets are immutable.
         self._decode = lru_cache(maxsize=REMEMBERED)(decode_packet)
-        #: What the node at work has sent so far, by receiver.
-        self._burst: dict[SimNode, list[io.DatagramReceived]] = {}
         self._boots = 0
         self._homes = 0
         self._subnet, self._port = subnet, port
@@ -106,9 +101,7 @@ class Simulator:
         clock = Clock(self.rng.uniform(10, 100_000) - self.now)
         endpoint = Endpoint(identity, config or self.config, random.Random(self.rng.random()), decode=self._decode)
         node = SimNode(name, self._boots, endpoint, address, clock)
-        if address in self._at:
-            self._at[address].running = False
-        self._at[address] = node
+        self._delivery.move_in(node)
         targets = tuple(self.nodes[s].address for s in seeds)
         self.nodes[name] = node
         self._feed(node, io.Started())
@@ -194,19 +187,18 @@ class Simulator:
 
     # --- running ------------------------------------------------------------------------------------------------------
 
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the beginning."""
+        return self._agenda.now
+
     def at(self, moment: float, what: Callable[..., None], *args: Any) -> None:
         """Do something at a moment of virtual time."""
-        self._order += 1
-        heapq.heappush(self._heap, (moment, self._order, what, args))
+        self._agenda.at(moment, what, *args)
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass."""
-        until = self.now + seconds
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= until:
-            self.now, _, what, args = pop(heap)
-            what(*args)
-        self.now = until
+        self._agenda.run(seconds)
 
     def run_until(self, holds: Callable[[], bool], limit: float, step: float = 0.05) -> float:
         """Run until the condition holds; gives the virtual seconds it took.
@@ -293,13 +285,6 @@ class Simulator:
             return
         self._perform(node, node.endpoint.handle(event, node.clock.read(self.now)))
 
-    def _receive(self, node: SimNode, events: Sequence[io.DatagramReceived]) -> None:
-        for event in events:
-            node.bytes_in += len(event.data)
-            if node.recording is not None:
-                node.recording.append((self.now, event.source, event.data))
-            self._feed(node, event)
-
     def _resume(self, node: SimNode) -> None:
         if node.paused_until > self.now or not node.running:
             return
@@ -329,87 +314,23 @@ class Simulator:
         self.at(at, self._timer, node, at)
 
     def _perform(self, node: SimNode, actions: list[io.Action]) -> None:
+        delivery = self._delivery
         for action in actions:
             match action:
                 case io.SendDatagram():
-                    self._send(node, action)
+                    delivery.send(node, action)
                 case io.RowsReceived():
                     pass  # rows are asked for by those who want them
                 case io.Notify():
                     self._note(node, action.event)
                 case io.OpenStream():
-                    self._open(node, action)
+                    delivery.open(node, action)
                 case io.ReplyStream():
-                    self._reply(node, action.stream, action.data)
+                    delivery.reply(node, action.stream, action.data)
                 case io.CloseStream():
-                    self._reply(node, action.stream, None)
-        if self._burst:
-            self._depart()
+                    delivery.reply(node, action.stream, None)
+        delivery.depart()
         self._arm(node)
-
-    def _send(self, node: SimNode, action: io.SendDatagram) -> None:
-        size = len(action.data)
-        if size > node.endpoint.config.datagram_budget:
-            raise AssertionError(f"{node.name} sends a datagram of {size} bytes")
-        node.bytes_out += size
-        node.datagrams_out += 1
-        target, network = self._at.get(action.to), self.network
-        if target is None or not target.running:
-            return
-        if not network.passes(node.name, target.name):
-            self.report["cut"] += 1
-        elif network.loses(node.name, target.name):
-            self.report["lost"] += 1
-        else:
-            self.report["delivered"] += 1
-            event = io.DatagramReceived(node.address, action.data)
-            if network.duplicates():
-                self.report["duplicated"] += 1
-                self.at(self.now + network.delay(), self._receive, target, (event,))
-            if network.reorders():
-                self.at(self.now + network.delay() + network.lateness(), self._receive, target, (event,))
-            else:
-                self._burst.setdefault(target, []).append(event)
-
-    def _depart(self) -> None:
-        """What one node sent to another at one moment travels together, and keeps its order (rule 2 of `network`)."""
-        for target, events in self._burst.items():
-            self.at(self.now + self.network.delay(), self._receive, target, events)
-        self._burst = {}
-
-    def _open(self, node: SimNode, action: io.OpenStream) -> None:
-        target, network = self._at.get(action.to), self.network
-        node.bytes_out += len(action.data)
-        if target is None or not target.running:
-            failed = io.StreamFailed(action.session, "refused")
-            self.at(self.now + network.delay(), self._feed, node, failed)
-            return
-        if not (network.passes(node.name, target.name) and network.passes(target.name, node.name)):
-            self.report["cut"] += 1
-            late = io.StreamFailed(action.session, "timeout")
-            self.at(self.now + action.timeout_s, self._feed, node, late)
-            return
-        self._streams += 1
-        self._replies[self._streams] = (node, action.session)
-        self.report["streams"] += 1
-        target.bytes_in += len(action.data)
-        event = io.StreamRequested(self._streams, (node.address[0], 50_000), action.data)
-        self.at(self.now + network.stream_delay(3), self._feed, target, event)
-        self.at(self.now + action.timeout_s, self._give_up, self._streams)
-
-    def _give_up(self, stream: int) -> None:
-        if stream in self._replies:
-            origin, session = self._replies.pop(stream)
-            self._feed(origin, io.StreamFailed(session, "timeout"))
-
-    def _reply(self, node: SimNode, stream: int, data: bytes | None) -> None:
-        if stream not in self._replies:
-            return  # too late: the opener has given up
-        origin, session = self._replies.pop(stream)
-        node.bytes_out += len(data or b"")
-        origin.bytes_in += len(data or b"")
-        event: io.Input = io.StreamReplied(session, data) if data else io.StreamFailed(session, "closed")
-        self.at(self.now + self.network.stream_delay(1), self._feed, origin, event)
 
     # --- what listeners hear ------------------------------------------------------------------------------------------
 

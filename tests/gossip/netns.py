@@ -1,10 +1,15 @@
-"""Hosts on one switch, as network namespaces, each with one real agent in a process of its own."""
+"""Hosts on two switches, as network namespaces, each with one real agent in a process of its own.
+
+The first network has IPv4 addresses (`eth0`), the second IPv6 (`eth1`). Agents live on the first unless told.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +18,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PORT = 7946
+#: Names of several labs of one process differ by a letter.
+_LETTERS = itertools.cycle(string.ascii_lowercase)
+#: The two switches.
+BRIDGES = ("br0", "br1")
 #: Seconds for a command of `ip`.
 COMMAND_S = 10
 
@@ -33,8 +42,8 @@ def ip(*arguments: str) -> None:
 class Agent:
     """The process of one agent."""
 
-    def __init__(self, namespace: str, name: str, host: str, incarnation: int) -> None:
-        module = [sys.executable, "-m", "tests.gossip.netns_agent", name, host, str(PORT), str(incarnation)]
+    def __init__(self, namespace: str, name: str, host: str, incarnation: int, interfaces: str) -> None:
+        module = [sys.executable, "-m", "tests.gossip.netns_agent", name, host, str(PORT), str(incarnation), interfaces]
         self._process = subprocess.Popen(
             ["ip", "netns", "exec", namespace, *module],
             stdin=subprocess.PIPE,
@@ -63,10 +72,10 @@ class Agent:
 
 
 class Lab:
-    """`size` hosts named h1, h2, ... on one switch. No host has a route to anywhere else."""
+    """`size` hosts named h1, h2, ... on both networks. No host has a route to anywhere else."""
 
     def __init__(self, size: int) -> None:
-        self._prefix = f"gv{os.getpid()}"
+        self._prefix = f"gv{os.getpid()}{next(_LETTERS)}"
         self._switch = f"{self._prefix}sw"
         self._made: list[str] = []
         self.agents: dict[str, Agent] = {}
@@ -74,8 +83,9 @@ class Lab:
         try:
             self._namespace(self._switch)
             # No snooping: there is nobody who would ask for memberships, and the switch would stop passing multicast.
-            ip("-n", self._switch, "link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
-            ip("-n", self._switch, "link", "set", "br0", "up")
+            for bridge in BRIDGES:
+                ip("-n", self._switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0")
+                ip("-n", self._switch, "link", "set", bridge, "up")
             for number in range(1, size + 1):
                 self._host(number)
         except NotPermittedError:
@@ -83,8 +93,13 @@ class Lab:
             raise
 
     def start(self, name: str, incarnation: int = 1) -> None:
-        """Start the agent of a host; it gets no seed."""
-        self.agents[name] = Agent(self._prefix + name, name, self.hosts[name], incarnation)
+        """Start the agent of a host; it gets no seed, and looks for peers where it listens."""
+        self.agents[name] = Agent(self._prefix + name, name, self.hosts[name], incarnation, self.hosts[name])
+
+    def start_on_second(self, name: str) -> None:
+        """Start the agent of a host on its IPv6 address; it looks for peers on all interfaces."""
+        self.hosts[name] = f"fd77::{name[1:]}"
+        self.agents[name] = Agent(self._prefix + name, name, self.hosts[name], 1, "all")
 
     def cut(self, name: str) -> None:
         """Pull the cable of a host."""
@@ -123,11 +138,16 @@ class Lab:
         name = f"h{number}"
         namespace = self._prefix + name
         self._namespace(namespace)
-        ip("-n", self._switch, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        ip("-n", self._switch, "link", "set", name, "master", "br0", "up")
-        self.hosts[name] = f"10.77.0.{number}"
         ip("-n", namespace, "link", "set", "lo", "up")
+        for port, (interface, bridge) in enumerate(zip(("eth0", "eth1"), BRIDGES, strict=True)):
+            plug = name if port == 0 else f"{name}b"
+            ip("-n", self._switch, "link", "add", plug, "type", "veth", "peer", "name", interface, "netns", namespace)
+            ip("-n", self._switch, "link", "set", plug, "master", bridge, "up")
+        self.hosts[name] = f"10.77.0.{number}"
         self._address(namespace, self.hosts[name])
+        # Without waiting for its address to be found unique: it is.
+        ip("-n", namespace, "addr", "add", f"fd77::{number}/64", "dev", "eth1", "nodad")
+        ip("-n", namespace, "link", "set", "eth1", "up")
 
     def _address(self, namespace: str, host: str) -> None:
         ip("-n", namespace, "addr", "add", f"{host}/24", "dev", "eth0")

@@ -1,4 +1,5 @@
-"""The process of one host of `tests.gossip.netns`: an agent with zeroconf and no seeds. NAME HOST PORT INCARNATION.
+"""The process of one host of `tests.gossip.netns`: an agent with zeroconf and no seeds. NAME HOST PORT INCARNATION
+INTERFACES: the last is the address of the one interface where it looks for peers, or `all`.
 
 A line `{"want": {name: [state, ...]}, "hosts": {name: ip}, "within_s": s}` is answered once that holds, or is overdue.
 """
@@ -52,11 +53,11 @@ class Host:
         return all(members[name][0] in states and members[name][1] == hosts[name] for name, states in want.items())
 
 
-async def serve(name: str, host: str, port: str, incarnation: str) -> None:
+async def serve(name: str, host: str, port: str, incarnation: str, interfaces: str) -> None:
     """Run until standard input ends."""
     this = Host(name, host, int(port), int(incarnation))
     await this.agent.start()
-    discovery = MdnsDiscovery(this.agent.identity, interfaces=[host])
+    discovery = MdnsDiscovery(this.agent.identity, interfaces=None if interfaces == "all" else [interfaces])
     await discovery.start(lambda peer: this.agent.add_seeds([peer]))
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -67,4 +68,4 @@ async def serve(name: str, host: str, port: str, incarnation: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(*sys.argv[1:5]))
+    asyncio.run(serve(*sys.argv[1:6]))

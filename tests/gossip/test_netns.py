@@ -1,11 +1,13 @@
-"""Real agents on real networks: five hosts on a switch. Skipped, with the reason, where namespaces are not permitted.
+"""Real agents on real networks: five hosts on a switch, and two that meet on their second network by IPv6.
 
-The tests are one story on one network, in the order in which they stand: starting Python five times is most of it.
+Skipped, with the reason, where namespaces are not permitted. The tests of the five are one story, in the order in which
+they stand: starting Python five times is most of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,18 +19,24 @@ ALIVE = {name: ["alive"] for name in NAMES}
 PATIENCE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+@contextmanager
+def hosts(size: int) -> Iterator[Lab]:
     try:
-        made = Lab(len(NAMES))
+        made = Lab(size)
     except NotPermittedError as error:
         pytest.skip(f"network namespaces: {error}")
     try:
-        for name in NAMES:
-            made.start(name)
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with hosts(len(NAMES)) as made:
+        for name in NAMES:
+            made.start(name)
+        yield made
 
 
 def test_zeroconf_finds_five_agents_across_hosts(lab: Lab) -> None:
@@ -60,3 +68,17 @@ def test_a_host_that_moves_to_another_address_is_the_same_node(lab: Lab) -> None
     for answer in answers.values():
         assert answer["members"]["h4"] == ["alive", "10.77.0.44", 2]
         assert len(answer["members"]) == len(NAMES)
+
+
+def test_hosts_with_two_networks_find_each_other_on_the_second_by_ipv6() -> None:
+    names = ["h1", "h2"]
+    with hosts(len(names)) as lab:
+        for name in names:
+            lab.cut(name)  # so that nothing can be heard by IPv4
+            lab.start_on_second(name)
+        answers = lab.wait(names, {name: ["alive"] for name in names}, PATIENCE_S)
+        for answer in answers.values():
+            assert {name: host for name, (_, host, _) in answer["members"].items()} == {
+                "h1": "fd77::1",
+                "h2": "fd77::2",
+            }
