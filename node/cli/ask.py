@@ -43,10 +43,10 @@ def find_node(url: str | None, state_dir: Path | None) -> str:
         raise Unreachable(
             "no node of this user runs on this host: start one with `grapevine start`, or give --node URL"
         )
-    url = nodes[0].url.rstrip("/")
-    if nodes[0].tls_cert:
-        _shown[url] = nodes[0].tls_cert
-    return url
+    for node in nodes:
+        if node.tls_cert:
+            _shown[node.url.rstrip("/")] = node.tls_cert
+    return nodes[0].url.rstrip("/")
 
 
 def ask(url: str, path: str, body: bytes | None = None, token: str | None = None) -> Any:

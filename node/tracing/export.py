@@ -15,12 +15,15 @@ from node.tracing.tracing import Tracing
 
 #: Where collectors take traces (OTLP specification, "OTLP/HTTP request").
 _PATH = "/v1/traces"
+#: Seconds for one batch, tries included: so long may a collector that is away hold up the end of a node.
+EXPORT_S = 3.0
 
 
 def exporting(settings: Settings) -> Tracing:
     """Send spans to the collector of the settings. The variables OTEL_* of the SDK count: sampling, headers, limits."""
+    exporter = OTLPSpanExporter(endpoint=endpoint(settings.otlp_traces_endpoint), timeout=EXPORT_S)
     provider = TracerProvider(resource=resource(settings), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint(settings.otlp_traces_endpoint))))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(settings.name, provider)
 
 

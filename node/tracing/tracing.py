@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -36,8 +35,6 @@ from node.relay.refused import Refused
 from node.tracing.runners import TracedKv, TracedPeers, TracedRunner
 from node.tracing.trace import Attributes, begin, parent_in, traceparent
 
-#: Seconds that the last spans get to reach their collector when the node stops.
-FLUSH_S = 3.0
 _TOLD = {TARGET_HEADER: "grapevine.target", REASON_HEADER: "grapevine.reason", HOPS_HEADER: "grapevine.hops"}
 
 Run = Callable[[Call], Awaitable[web.StreamResponse]]
@@ -66,10 +63,7 @@ class Tracing:
         begin(self._tracer, "lookup", attributes, parent=parent, kind=SpanKind.SERVER, ago_s=seconds).end()
 
     async def close(self) -> None:
-        """Send what is left, for a bounded time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                await asyncio.to_thread(self._provider.force_flush, round(FLUSH_S * 1000))
+        """Send what is left, for as long as the exporter may take (`node.tracing.export`)."""
         await asyncio.to_thread(self._provider.shutdown)
 
     def runner(self, runner: Runner) -> Runner:

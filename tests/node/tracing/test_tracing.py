@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -211,3 +214,28 @@ def test_texts_are_bounded() -> None:
     span = spans.one("a", "x")
     assert {len(str(value)) for value in told(span).values()} == {MAX_TEXT}
     assert span.status.description == "w" * MAX_TEXT
+
+
+async def test_spans_reach_a_collector_at_the_latest_when_the_node_stops() -> None:
+    """The real exporter, over HTTP."""
+    got: list[bytes] = []
+
+    async def collect(request: web.Request) -> web.Response:
+        got.append(await request.read())
+        return web.Response(body=b"", content_type="application/x-protobuf")
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", collect)
+    async with TestServer(app) as collector:
+        async with cluster() as nodes:
+            a = await nodes.add("a", otlp_traces_endpoint=f"http://127.0.0.1:{collector.port}")
+            assert (await ask(a.port, "POST", CHAT, (PARENT,), chat())).status == 200
+        sent = b"".join(got)
+    assert bytes.fromhex(TRACE) in sent and b"grapevine" in sent
+    assert all(name in sent for name in (b"request", b"decide", b"engine"))
+
+
+async def test_a_collector_that_is_away_holds_up_no_request_and_no_stop() -> None:
+    async with asyncio.timeout(30), cluster() as nodes:
+        a = await nodes.add("a", otlp_traces_endpoint="http://127.0.0.1:1")
+        assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
