@@ -32,8 +32,7 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
         say("           only this host can reach it: start with --host 0.0.0.0 to let others join")
     else:
         say(f"  join     grapevine start --host 0.0.0.0 --join {join}{label}        (on any other host{key})")
-    if not settings.cluster_key:
-        warn_no_key(say, settings)
+    _warn(say, settings)
 
 
 def ready(event: EngineReady) -> str:
@@ -57,8 +56,14 @@ def _engine(settings: Settings) -> str:
     return f"{settings.model or 'SmolLM2-135M-Instruct (default)'} is starting, log in {settings.engine_log}"
 
 
-def warn_no_key(say: Say, settings: Settings) -> None:
-    """Warn that anybody who reaches the ports can join."""
-    say("  WARNING  no cluster key: whoever reaches the gossip port can join and read prompts.")
-    if settings.host not in ("127.0.0.1", "::1", "localhost"):
-        say("           Set the same GRAPEVINE_CLUSTER_KEY on every node, or keep these ports private.")
+def _warn(say: Say, settings: Settings) -> None:
+    """Say what is open to whoever reaches the ports."""
+    reachable = settings.host not in ("127.0.0.1", "::1", "localhost")
+    if not settings.cluster_key:
+        say("  WARNING  no cluster key: whoever reaches the gossip port can join and read prompts.")
+        if settings.tls_cert:
+            say("           Without it TLS between nodes keeps listeners out, and nobody who poses as a node.")
+        if reachable:
+            say("           Set the same GRAPEVINE_CLUSTER_KEY on every node, or keep these ports private.")
+    if reachable and not settings.has_clients:
+        say("  WARNING  no client API keys: whoever reaches the HTTP port can use the engines (--clients-file).")
