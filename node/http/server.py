@@ -14,6 +14,7 @@ from aiohttp import web
 from node.http.admin import Admin
 from node.http.connection import Connection
 from node.http.explain import Explain
+from node.http.greeter import Greeter
 from node.http.health import HealthRoutes
 from node.http.openai import OpenAi
 from node.http.page import PageRoutes
@@ -28,8 +29,6 @@ from node.relay.carry.marks import GONE_PATH
 MAX_CONNECTIONS = 16_384
 LOOKED_AT = 64
 BACKLOG = 1024
-#: Seconds for TLS to be agreed upon, and to be ended: a connection has no request in that time.
-HANDSHAKE_S = 10.0
 #: Seconds that handlers get to end when they are cut.
 CUT_S = 1.0
 
@@ -79,19 +78,21 @@ class HttpServer:
         self._connections: dict[Connection, None] = {}
         self._gone = asyncio.Event()
         self._closed = False
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Greeter | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on ``listener``, which is closed with the server."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self._handle, self, loop),
-            sock=listener,
-            backlog=BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_S if tls else None,
-            ssl_shutdown_timeout=HANDSHAKE_S if tls else None,
-        )
+
+        def connected() -> Connection:
+            return Connection(self._handle, self, loop)
+
+        if tls is None:
+            self._server = await loop.create_server(connected, sock=listener, backlog=BACKLOG)
+            return
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._server = Greeter(listener, tls, connected)
 
     async def stop_accepting(self) -> None:
         """Take no new connections; open ones end with the answers that they wait for, idle ones now."""

@@ -197,11 +197,22 @@ def test_files_that_cannot_be_used_are_told_with_what_to_do(authority: Authority
 async def test_a_connection_that_says_nothing_is_not_waited_for(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.http.server.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("node.http.greeter.HANDSHAKE_S", 0.1)
     async with secure(authority, 1) as nodes, connect("127.0.0.1", nodes[0].port) as client:
         with suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE_S):
                 assert await client.reader.read() == b""
+
+
+async def test_who_opens_connections_and_says_nothing_locks_nobody_out(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.http.greeter.MAX_HANDSHAKES", 1)
+    async with secure(authority, 1) as nodes, connect("127.0.0.1", nodes[0].port) as silent:
+        assert (await send(nodes[0], authority, "a")).status == 200
+        with suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE_S):
+                assert await silent.reader.read() == b"", "it made room, long before its time was over"
 
 
 async def test_garbage_in_place_of_a_handshake_harms_nobody_else(authority: Authority) -> None:
