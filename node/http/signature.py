@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import itertools
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from gossip import ClusterKey, Keyring
+from gossip.keyring import MAX_KEYS
 from gossip.replay import ReplayWindow
 from node.keys import USE_PEER_BODIES, USE_PEER_CALLS
 
@@ -36,9 +38,10 @@ BOOT_DIGITS = 24
 MAX_CALLERS = 8192
 #: Calls of one process that may overtake each other: more than the connections it may have to us.
 OVERTAKING = 4096
-_MAX_AUTH = 256
-_MAX_DIGITS = 18
-_HEX = frozenset("0123456789abcdef")
+_HEADER = re.compile(rf"([0-9a-f]{{{BOOT_DIGITS}}})\.(0|[1-9][0-9]{{0,17}})\.([0-9a-f]{{32}})\.([0-9a-f]{{64}})")
+
+#: The key for heads, and that which the keys for bodies are made of.
+_Derived = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class PeerSigner:
         self.boot = secrets.token_hex(BOOT_DIGITS // 2)
         self._numbers = itertools.count()
         self._callers: OrderedDict[str, ReplayWindow] = OrderedDict()
+        #: What was derived from the keys of the ring, by their ids.
+        self._derived: dict[str, _Derived] = {}
 
     @property
     def enabled(self) -> bool:
@@ -82,23 +87,34 @@ class PeerSigner:
         """Return the value of the auth header for a call to the process ``receiver``."""
         key = self._ring.first
         assert key is not None, "there is no key to sign with"
+        derived = self._derive(key)
         serial = f"{self.boot}.{next(self._numbers)}"
-        tag = Poly1305.generate_tag(_body_key(key, serial), body).hex()
-        return f"{serial}.{tag}.{_mac(key, serial, tag, receiver, call)}"
+        tag = Poly1305.generate_tag(_body_key(derived, serial), body).hex()
+        return f"{serial}.{tag}.{_mac(derived, _signed(serial, tag, receiver, call))}"
 
     def verify(self, header: str, call: PeerCall) -> SignedBody | None:
         """Return what the body must be; None unless one of our keys signed this very call, for us, and never before."""
-        parts = header.split(".") if len(header) <= _MAX_AUTH else []
-        if len(parts) != 4 or not _is_serial(parts[0], parts[1]) or not _is_hex(parts[2], 32):
+        parts = _HEADER.fullmatch(header)
+        if parts is None:
             return None
-        boot, number, tag, mac = parts
+        boot, number, tag, mac = parts.groups()
         serial = f"{boot}.{number}"
+        signed = _signed(serial, tag, self.boot, call)
         for key in self._ring:
-            if hmac.compare_digest(_bytes(mac), _mac(key, serial, tag, self.boot, call).encode()):
+            derived = self._derive(key)
+            if hmac.compare_digest(mac, _mac(derived, signed)):
                 if not self._first_time(boot, int(number)):
                     return None
-                return SignedBody(_body_key(key, serial), bytes.fromhex(tag))
+                return SignedBody(_body_key(derived, serial), bytes.fromhex(tag))
         return None
+
+    def _derive(self, key: ClusterKey) -> _Derived:
+        derived = self._derived.get(key.id)
+        if derived is None:
+            if len(self._derived) >= MAX_KEYS:
+                self._derived.clear()
+            derived = self._derived[key.id] = (key.derive(USE_PEER_CALLS), key.derive(USE_PEER_BODIES))
+        return derived
 
     def _first_time(self, boot: str, number: int) -> bool:
         window = self._callers.get(boot)
@@ -113,28 +129,19 @@ class PeerSigner:
         return True
 
 
-def _is_serial(boot: str, number: str) -> bool:
-    digits = number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS
-    return digits and _is_hex(boot, BOOT_DIGITS) and (number == "0" or number[0] != "0")
-
-
-def _is_hex(text: str, digits: int) -> bool:
-    return len(text) == digits and _HEX.issuperset(text)
-
-
-def _body_key(key: ClusterKey, serial: str) -> bytes:
+def _body_key(derived: _Derived, serial: str) -> bytes:
     """A key that no other call has: Poly1305 is only safe once under each."""
-    return hashlib.blake2b(serial.encode(), key=key.derive(USE_PEER_BODIES), digest_size=32).digest()
+    return hashlib.blake2b(serial.encode(), key=derived[1], digest_size=32).digest()
 
 
-def _mac(key: ClusterKey, serial: str, tag: str, receiver: str, call: PeerCall) -> str:
+def _signed(serial: str, tag: str, receiver: str, call: PeerCall) -> bytes:
+    """What the head's signature is over."""
     parts = [serial, tag, receiver, call.method, call.target, call.rid]
     for name, value in sorted(call.ours.items()):
         if name != AUTH_HEADER:
             parts += (name, value)
-    return hmac.digest(key.derive(USE_PEER_CALLS), b"\0".join(map(_bytes, parts)), "sha256").hex()
+    return "\0".join(parts).encode("utf-8", "surrogateescape")
 
 
-def _bytes(text: str) -> bytes:
-    """Return a header's text as it was on the wire, whatever it held."""
-    return text.encode("utf-8", "surrogateescape")
+def _mac(derived: _Derived, signed: bytes) -> str:
+    return hmac.digest(derived[0], signed, "sha256").hex()
