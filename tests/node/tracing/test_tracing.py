@@ -27,6 +27,7 @@ from tests.node.emulator.pair import CHUNKS, Pair, at, two_nodes
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import ask, connect
 from tests.node.fakes.cluster import Cluster, cluster
+from tests.node.fakes.faulty import Decodes, Fault, FaultyEngine
 from tests.node.http.bodies import CHAT, chat
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -239,3 +240,21 @@ async def test_a_collector_that_is_away_holds_up_no_request_and_no_stop() -> Non
     async with asyncio.timeout(30), cluster() as nodes:
         a = await nodes.add("a", otlp_traces_endpoint="http://127.0.0.1:1")
         assert (await ask(a.port, "POST", CHAT, (), chat())).status == 200
+
+
+async def test_a_stream_that_is_carried_is_told_with_both_its_legs() -> None:
+    spans = Spans()
+    async with cluster() as nodes:
+        for name in "ab":
+            engine = FaultyEngine(nodes.folder / f"{name}.fake", decodes=Decodes())
+            await nodes.add(name, engine=engine, tracing=spans.of(name))
+        await nodes.agree()
+        nodes[1].faulty.faults = [Fault(4, "reset")]
+        body = chat(max_tokens=12, temperature=0, ignore_eos=True, stream=True)
+        answer = await ask(nodes[0].port, "POST", CHAT, (("x-grapevine-force-target", "b"),), body)
+        assert answer.complete and answer.body.endswith(b"data: [DONE]\n\n")
+        carry, request = spans.one("a", "carry"), spans.one("a", "request")
+        assert within(carry, request) and told(carry)["from"] == "b"
+        assert within(spans.one("a", "forward"), request) and within(spans.one("a", "engine"), request)
+        assert not spans.one("a", "forward").status.is_ok and request.status.is_unset
+        assert len({trace_id(span) for span in spans.all()}) == 1
