@@ -26,6 +26,7 @@ from .messages import (
     MAX_FILE_NAME,
     MAX_LABEL_TOKENS,
     MAX_NAME,
+    MAX_TAG,
     MAX_TEXT,
     NONCE_BYTES,
     PROOF_BYTES,
@@ -134,7 +135,7 @@ def _hello(v: list[Any]) -> Hello:
 
 def _lookup(v: list[Any]) -> Lookup:
     chunks = tuple(_int(c, _MAX_WORD) for c in _list(v[2], MAX_CHUNKS))
-    return Lookup(_bytes(v[0], FINGERPRINT_BYTES), _int(v[1], MAX_RANKS), chunks)
+    return Lookup(_bytes(v[0], FINGERPRINT_BYTES), _int(v[1], MAX_RANKS), chunks, _text(v[3], MAX_TAG))
 
 
 def _manifest(v: list[Any]) -> Manifest:
@@ -185,7 +186,7 @@ _BUILDERS: Final[dict[type[Message], tuple[int, Callable[[list[Any]], Message]]]
     Challenge: (2, lambda v: Challenge(_bytes(v[0], NONCE_BYTES), _bytes(v[1], 0, PROOF_BYTES))),
     Proof: (1, lambda v: Proof(_bytes(v[0], 0, PROOF_BYTES))),
     Welcome: (0, lambda _: Welcome()),
-    Lookup: (3, _lookup),
+    Lookup: (4, _lookup),
     Manifest: (3, _manifest),
     Unlike: (1, _unlike),
     Find: (3, _find),

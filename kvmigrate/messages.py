@@ -15,6 +15,7 @@ MAX_CHAINS: Final = 256
 MAX_FETCH: Final = 1024
 MAX_NAME: Final = 64
 MAX_TEXT: Final = 1024
+MAX_TAG: Final = 128
 MAX_FILE_NAME: Final = 255
 #: Tokens of one chunk; a chunk is a few hundred bytes.
 MAX_LABEL_TOKENS: Final = 1 << 16
@@ -57,11 +58,15 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Which blocks does the chain of chunks have there? Chunks are opaque 64-bit hashes in chain order."""
+    """Which blocks does the chain of chunks have there? Chunks are opaque 64-bit hashes in chain order.
+
+    ``tag`` is whatever the puller's node wants the source's node to know of whose work this is.
+    """
 
     fingerprint: bytes
     ranks: int
     chunks: tuple[int, ...]
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,10 +118,10 @@ class Pull:
         self._clock = clock
         self._hashes: list[bytes] = []
 
-    def run(self, sources: Sequence[Source], chain: Sequence[int], deadline: Deadline) -> PullResult:
-        """Pull; never raises for anything that a source or the network does."""
+    def run(self, sources: Sequence[Source], chain: Sequence[int], deadline: Deadline, tag: str = "") -> PullResult:
+        """Pull; never raises for anything that a source or the network does. Sources are told ``tag``."""
         started = self._clock()
-        parts = tuple(self._attempts(sources[:MAX_SOURCES], chain, deadline))
+        parts = tuple(self._attempts(sources[:MAX_SOURCES], chain, deadline, tag))
         self._pool.touch(self._hashes, use=False)  # the head of the chain is the last to be evicted
         telling = next((p for p in reversed(parts) if p.blocks or p.reason is Reason.COMPLETE), parts[0])
         return PullResult(
@@ -136,13 +136,15 @@ class Pull:
             parts=parts,
         )
 
-    def _attempts(self, sources: Sequence[Source], chain: Sequence[int], deadline: Deadline) -> Iterator[Part]:
+    def _attempts(
+        self, sources: Sequence[Source], chain: Sequence[int], deadline: Deadline, tag: str
+    ) -> Iterator[Part]:
         covered = 0  # chunks that a source was asked for and gave whole
         for place, source in enumerate(sources):
             if place and (source.chunks <= covered or deadline.left() <= 0):
                 continue
             for _ in range(1 + RESUMES):
-                part = self.attempt(source.address, _lookup(chain[: source.chunks]), deadline)
+                part = self.attempt(source.address, _lookup(chain[: source.chunks], tag), deadline)
                 yield part
                 if not part.cut or deadline.left() <= 0:
                     break
@@ -248,8 +250,8 @@ class Pull:
         return self._neighbours.borrow(manifest.file, manifest.instance) if self._neighbours is not None else None
 
 
-def _lookup(chain: Sequence[int]) -> Ask:
-    return lambda fingerprint, ranks: messages.Lookup(fingerprint, ranks, tuple(chain))
+def _lookup(chain: Sequence[int], tag: str) -> Ask:
+    return lambda fingerprint, ranks: messages.Lookup(fingerprint, ranks, tuple(chain), tag)
 
 
 class _Attempt:

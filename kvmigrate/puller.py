@@ -102,12 +102,14 @@ class Puller:
         """Prove these keys on new connections; warm ones go on."""
         self._dialer.rekey(secret)
 
-    async def pull(self, sources: str | Sequence[Source], chunks: Sequence[int], deadline_s: float) -> PullResult:
+    async def pull(
+        self, sources: str | Sequence[Source], chunks: Sequence[int], deadline_s: float, *, tag: str = ""
+    ) -> PullResult:
         """Get the blocks of a chain of chunk hashes from a source, or from several, one after the other.
 
         A source is asked when those before it failed, or were asked for less of the chain. A string is one source by
         its address ("host:port"). Returns within `deadline_s` seconds. A second pull of the same chain waits for the
-        first one's result.
+        first one's result. Sources are told `tag`, at most `MAX_TAG` characters.
         """
         started = self._clock()
         asked = [Source(sources)] if isinstance(sources, str) else list(sources)
@@ -122,7 +124,7 @@ class Puller:
         elif self._closed or len(self._flights) >= self._limits.waiting:
             return self._ended(PullResult(0, 0, 0.0, Reason.BUSY))
         else:
-            flight = self._launch(asked, chain, Deadline(self._clock, deadline_s, self._limits.stall_s))
+            flight = self._launch(asked, chain, Deadline(self._clock, deadline_s, self._limits.stall_s), tag)
         try:
             # shielded: when this caller goes away, the blocks are still worth having
             result = await asyncio.wait_for(asyncio.shield(flight), deadline_s + _GRACE_S)
@@ -169,14 +171,16 @@ class Puller:
             self._neighbours.close()
 
     def _launch(
-        self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline
+        self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline, tag: str
     ) -> asyncio.Task[PullResult]:
-        flight = asyncio.create_task(self._in_turn(sources, chain, deadline))
+        flight = asyncio.create_task(self._in_turn(sources, chain, deadline, tag))
         self._flights[chain] = flight
         flight.add_done_callback(lambda _: self._flights.pop(chain, None))
         return flight
 
-    async def _in_turn(self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline) -> PullResult:
+    async def _in_turn(
+        self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline, tag: str
+    ) -> PullResult:
         """Wait until the first source has a turn, then for a thread."""
         started, address = self._clock(), sources[0].address
         turns = self._turns.setdefault(address, asyncio.Semaphore(self._limits.per_source))
@@ -186,7 +190,7 @@ class Puller:
                 await turns.acquire()
             try:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._run, sources, chain, deadline)
+                return await loop.run_in_executor(self._threads, self._run, sources, chain, deadline, tag)
             finally:
                 turns.release()
         except TimeoutError:
@@ -204,9 +208,9 @@ class Puller:
             self._counts["corrupt"] += result.corrupt
         return result
 
-    def _run(self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline) -> PullResult:
+    def _run(self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline, tag: str) -> PullResult:
         """A whole pull, in a thread."""
-        return self._ended(self._new_pull().run(sources, chain, deadline))
+        return self._ended(self._new_pull().run(sources, chain, deadline, tag))
 
     def _new_pull(self) -> Pull:
         return Pull(

@@ -27,7 +27,7 @@ from .errors import KvError, LocalError
 from .handshake import NO_KEY, Secrets, SourceHandshake
 from .leases import MAX_LEASE_S
 from .pool import BlockPool
-from .serving import LEASE_WINDOW, Describe, Hottest, Resolve, Serving
+from .serving import LEASE_WINDOW, Describe, Hottest, OnLookup, Resolve, Serving
 from .tls import CLIENT_HELLO, SourceTls
 from .transport import Deadline, Transport
 
@@ -78,8 +78,9 @@ class TransferServer:
 
     `resolve` turns chunk hashes (chain order) into block hashes (chain order); it is called in a transfer thread and
     must be thread-safe; so are `describe`, which gives the fingerprint's readable fields, and `hottest`, which gives
-    the chains that are used most, so many blocks in all. `secret` is the cluster key, or several of them, `label` the
-    cluster's name. `port` 0 picks one. `encrypt`: over TLS or not at all, which needs a key.
+    the chains that are used most, so many blocks in all, and `on_lookup`, which hears of tagged lookups. `secret` is
+    the cluster key, or several of them, `label` the cluster's name. `port` 0 picks one. `encrypt`: over TLS or not at
+    all, which needs a key.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class TransferServer:
         port: int = 0,
         describe: Describe = dict,
         hottest: Hottest = lambda blocks: (),
+        on_lookup: OnLookup = lambda tag, peer, blocks, seconds: None,
         limits: ServerLimits | None = None,
         encrypt: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -104,6 +106,7 @@ class TransferServer:
         self._resolve = resolve
         self._describe = describe
         self._hottest = hottest
+        self._on_lookup = on_lookup
         self._secret = secret
         self._label = label
         self._address = (host, port)
@@ -258,6 +261,7 @@ class TransferServer:
             turns=self._turns,
             busy_wait_s=self._limits.busy_wait_s,
             count=self._count,
+            on_lookup=self._on_lookup,
             clock=self._clock,
         )
         try:

@@ -9,7 +9,7 @@ them straight into shared memory; `index` is the block's place in the FETCH, `di
                                 CHALLENGE(nonce, proof)       proofs are empty without a cluster key
     PROOF(proof)
                                 WELCOME
-    LOOKUP(fingerprint, ranks, chunks)
+    LOOKUP(fingerprint, ranks, chunks, tag)
                                 MANIFEST(file, instance, [hash, rank, nbytes, digest]...)   the longest prefix on all
                                                               ranks | UNLIKE(fields)   another fingerprint
     FIND(fingerprint, ranks, hashes)                          the same for block hashes
@@ -62,7 +62,7 @@ from .messages import (
     Welcome,
 )
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_CONTROL_BYTES: Final = 1 << 20
 
 _MAGIC: Final = b"GVK"

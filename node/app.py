@@ -42,6 +42,7 @@ async def _run(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _asked_to_stop, node, stop)
+    _listen_for_hangup(loop, node, stop)
     try:
         await node.start()
     except (GrapevineError, GossipError, KvError) as error:
@@ -76,6 +77,16 @@ def _asked_to_stop(node: Node, stop: asyncio.Event) -> None:
     if stop.is_set():
         node.hurry()
     stop.set()
+
+
+def _listen_for_hangup(loop: asyncio.AbstractEventLoop, node: Node, stop: asyncio.Event) -> None:
+    """SIGHUP: a service reads its files again, a node whose terminal is gone stops, and `nohup` is respected."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return
+    if sys.stdin is not None and sys.stdin.isatty():
+        loop.add_signal_handler(signal.SIGHUP, _asked_to_stop, node, stop)
+    else:
+        loop.add_signal_handler(signal.SIGHUP, node.reload)
 
 
 def _say(line: str) -> None:

@@ -15,24 +15,26 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
 from node import __version__, addresses, banner
 from node.admission import Admission
+from node.clients import Access
 from node.digest import PrefixDigest
 from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.flows import Flows, WatchedPeers, WatchedRunner
-from node.http.auth import PeerSigner
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
+from node.http.signature import PeerSigner
 from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
 from node.load import LoadVector
@@ -48,11 +50,18 @@ from node.relay.downs import Downs
 from node.relay.forward import PeerRunner
 from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
+from node.relay.ports import Notes, Peers, Runner
+from node.reload import Reloader
 from node.reporter import Reporter
 from node.room import WaitingRoom
 from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
 from node.surface import make_routes
+from node.tls import ClusterTrust, ServerTls
+from node.tracing import make_tracing
+
+if TYPE_CHECKING:
+    from node.tracing.tracing import Tracing
 
 #: Seconds to announce ourselves by multicast DNS; without it a node still joins by address.
 DISCOVERY_S = 5.0
@@ -103,6 +112,7 @@ class Node:
         engine: EngineFactory = supervised,
         gossip_config: GossipConfig | None = None,
         deadlines: Deadlines | None = None,
+        tracing: Tracing | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -120,6 +130,7 @@ class Node:
         self._http: HttpServer | None = None
         self._routes: Routes | None = None
 
+        self.tracing = tracing or make_tracing(settings)
         self.metrics = Metrics(clock)
         self.flows = Flows()
         self.meter = LoadMeter(slots=settings.max_running)
@@ -129,16 +140,20 @@ class Node:
         self.handovers = Handovers()
         self.keys = NodeKeys(settings)
         self.signer = PeerSigner(self.keys.ring)
+        self.trust = ClusterTrust(self.keys.ring, settings.run_dir)
+        self.reloader = Reloader()
+        self.access = Access(settings, clock)
+        self.tls = _server_tls(settings, self.trust)
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
         self.registry = self._make_registry()
         self.kv = self._make_kv()
         self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
         self.engine = engine(settings, self.reporter.on_engine)
-        self.client = PeerClient(settings.name, self.signer, self.deadlines)
+        self.client = PeerClient(settings.name, self.signer, self.deadlines, self.trust)
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
         #: Runs what peers forward to us.
-        self.guests = WatchedRunner(self.local, self.flows)
+        self.guests = WatchedRunner(self._traced_local(), self.flows)
         self.dispatcher = self._make_dispatcher()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
@@ -175,12 +190,17 @@ class Node:
         settings, stack = self.settings, self._stack
         check_pool_fits(settings)
         self.keys.subscribe(self.kv.rekey)
+        self.keys.subscribe(self.trust.rekey)
         listener = addresses.listen_http(settings.host, settings.port)
         stack.callback(listener.close)
         self.http_port = int(listener.getsockname()[1])
         shown = "127.0.0.1" if settings.host in addresses.WILDCARD_HOSTS else settings.host
-        stack.enter_context(claim(settings, f"http://{addresses.join_address(shown, self.http_port)}"))
+        stack.enter_context(claim(settings, f"{settings.scheme}://{addresses.join_address(shown, self.http_port)}"))
         await self.keys.load()
+        tls = await asyncio.to_thread(self._start_tls)
+        await asyncio.to_thread(self._start_clients)
+        if self.tracing is not None:
+            stack.push_async_callback(self.tracing.close)
         stack.push_async_callback(self.kv.close)
         await self.kv.start()
         await self.client.start()
@@ -191,9 +211,23 @@ class Node:
         stack.push_async_callback(self.drainer.close)
         stack.push_async_callback(self.engine.stop)
         stack.push_async_callback(self._http.close)
-        await self._http.start(listener)
+        await self._http.start(listener, tls)
+        reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
+        stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
         await self._start_discovery()
+
+    def _start_tls(self) -> ssl.SSLContext | None:
+        if self.tls is None:
+            return None
+        context = self.tls.start()
+        self.reloader.add("TLS certificate", self.tls.files, self.tls.reload)
+        return context
+
+    def _start_clients(self) -> None:
+        if self.access.path is not None:
+            self.access.load()
+            self.reloader.add("clients", [self.access.path], self.access.load)
 
     async def _start_gossip(self) -> None:
         settings = self.settings
@@ -201,7 +235,8 @@ class Node:
         incarnation = await asyncio.to_thread(next_incarnation, self._boot_file)
         host, port = settings.advertise, settings.gossip_port
         kv = addresses.join_address(host, self.kv.port) if self.kv.port else ""
-        meta = NodeMeta(addresses.join_address(host, self.http_port), kv, __version__)
+        http = addresses.join_address(host, self.http_port)
+        meta = NodeMeta(http, kv, __version__, tls=self.tls is not None, boot=self.signer.boot)
         self.gossip = GossipAgent(
             Identity(settings.name, settings.cluster, incarnation, host, port, meta.encode()),
             self._config,
@@ -282,6 +317,10 @@ class Node:
         """Dial these gossip addresses, again and again until somebody there is a member."""
         self.gossip.add_seeds(addresses)
 
+    def reload(self) -> None:
+        """Read the files of certificate and clients again."""
+        self.reloader.ask()
+
     def vector(self) -> LoadVector:
         """Our own load, now."""
         return self.reporter.vector()
@@ -318,6 +357,7 @@ class Node:
             unlike=self.registry.unlike,
             learn_ratio=self.registry.roster.learn_ratio,
             on_engine=self.reporter.on_connector,
+            on_lookup=_untold if self.tracing is None else self.tracing.looked_up,
             clock=self._clock,
         )
 
@@ -326,35 +366,51 @@ class Node:
             engine=self.engine,
             admission=self.admission,
             meter=self.meter,
-            kv=self.kv,
+            kv=self.kv if self.tracing is None else self.tracing.kv(self.kv),
             deadlines=self.deadlines,
             vector=self.reporter.vector,
             clock=self._clock,
         )
 
+    def _traced_local(self) -> Runner:
+        return self.local if self.tracing is None else self.tracing.runner(self.local)
+
     def _make_dispatcher(self) -> Dispatcher:
-        peers = PeerRunner(
+        peers: Peers = PeerRunner(
             self.client,
             self.deadlines,
             self.downs,
-            address_of=self.registry.address,
+            peer_of=self.registry.meta,
             load_of=self.registry.load,
             moves_of=self.registry.moves,
         )
+        notes: Notes = self.metrics
+        if self.tracing is not None:
+            peers, notes = self.tracing.peers(peers), self.tracing.notes(notes)
         return Dispatcher(
             self.settings.name,
             cluster=self.registry,
             policy=make_policy(self.settings.policy),
-            local=WatchedRunner(self.local, self.flows),
+            local=WatchedRunner(self._traced_local(), self.flows),
             peers=WatchedPeers(peers, self.flows),
             room=self.room,
             downs=self.downs,
             deadlines=self.deadlines,
             handovers=self.handovers,
-            notes=self.metrics,
+            notes=notes,
             rng=self._rng,
             clock=self._clock,
         )
+
+
+def _untold(tag: str, peer: str, blocks: int, seconds: float) -> None:
+    """Nobody keeps traces."""
+
+
+def _server_tls(settings: Settings, trust: ClusterTrust) -> ServerTls | None:
+    if not settings.tls_cert:
+        return None
+    return ServerTls(Path(settings.tls_cert), Path(settings.tls_key or settings.tls_cert), trust)
 
 
 def gossip_preset(settings: Settings) -> GossipConfig:

@@ -18,7 +18,7 @@ DEFAULT_CLUSTER = next(item.default for item in dataclasses.fields(Settings) if 
 def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tuple[str, int], kv_port: int) -> None:
     """Say what runs where, and the one command that another host needs."""
     shown = "127.0.0.1" if settings.host in WILDCARD_HOSTS else settings.host
-    url = f"http://{join_address(shown, http_port)}"
+    url = f"{settings.scheme}://{join_address(shown, http_port)}"
     join = join_address(*gossip_address)
     tls = " over TLS" if settings.kv_tls else ""
     say(f"grapevine node {settings.name}, cluster {settings.cluster}, policy {settings.policy}")
@@ -33,8 +33,7 @@ def started(say: Say, settings: Settings, *, http_port: int, gossip_address: tup
         say("           only this host can reach it: start with --host 0.0.0.0 to let others join")
     else:
         say(f"  join     grapevine start --host 0.0.0.0 --join {join}{label}        (on any other host{key})")
-    if not settings.cluster_key:
-        warn_no_key(say, settings)
+    _warn(say, settings)
 
 
 def ready(event: EngineReady) -> str:
@@ -58,8 +57,14 @@ def _engine(settings: Settings) -> str:
     return f"{settings.model or 'SmolLM2-135M-Instruct (default)'} is starting, log in {settings.engine_log}"
 
 
-def warn_no_key(say: Say, settings: Settings) -> None:
-    """Warn that anybody who reaches the ports can join."""
-    say("  WARNING  no cluster key: whoever reaches the gossip port can join and read prompts.")
-    if settings.host not in ("127.0.0.1", "::1", "localhost"):
-        say("           Set the same GRAPEVINE_CLUSTER_KEY on every node, or keep these ports private.")
+def _warn(say: Say, settings: Settings) -> None:
+    """Say what is open to whoever reaches the ports."""
+    reachable = settings.host not in ("127.0.0.1", "::1", "localhost")
+    if not settings.cluster_key:
+        say("  WARNING  no cluster key: whoever reaches the gossip port can join and read prompts.")
+        if settings.tls_cert:
+            say("           Without it TLS between nodes keeps listeners out, and nobody who poses as a node.")
+        if reachable:
+            say("           Set the same GRAPEVINE_CLUSTER_KEY on every node, or keep these ports private.")
+    if reachable and not settings.has_clients:
+        say("  WARNING  no client API keys: whoever reaches the HTTP port can use the engines (--clients-file).")

@@ -24,6 +24,8 @@ from node.settings import Settings
 
 #: What the derived keys are for; at most 16 bytes each.
 USE_PEER_CALLS = b"peer calls"
+USE_PEER_BODIES = b"peer bodies"
+USE_PEER_TLS = b"peer tls"
 USE_TRANSFERS = b"transfers"
 _FORMAT = 1
 

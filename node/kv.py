@@ -62,6 +62,7 @@ class KvSide:
         unlike: Callable[[], Mapping[str, str]],
         learn_ratio: Callable[[str, int, int], None],
         on_engine: Callable[[link.Hello | None], None],
+        on_lookup: Callable[[str, str, int, float], None],
         clock: Callable[[], float],
     ) -> None:
         self.settings = settings
@@ -74,6 +75,7 @@ class KvSide:
         self._unlike = unlike
         self._learn_ratio = learn_ratio
         self._on_engine = on_engine
+        self._on_lookup = on_lookup
         self._clock = clock
         #: Called at each report of the engine.
         self.on_report: Callable[[], None] = lambda: None
@@ -120,6 +122,7 @@ class KvSide:
             describe=self.fields,
             hottest=self.digest.hottest,
             encrypt=settings.kv_tls,
+            on_lookup=self._on_lookup,
         )
         self.server.start()
         self.puller = Puller(
@@ -205,8 +208,9 @@ class KvSide:
         if not self._may_pull(plan.model):
             return Pulling(None, 0.0)
         deadline_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens))
+        tag = call.trace.tag if call.trace is not None else ""
         over = partial(self.link.pulled, rid) if self._holds else None
-        pull = partial(self._pulls.pull, self.puller, self.link, plan, call.parsed.chunks, deadline_s)
+        pull = partial(self._pulls.pull, self.puller, self.link, plan, call.parsed.chunks, deadline_s, tag=tag)
         return await begin(pull, deadline_s, over)
 
     # --- warming

@@ -35,6 +35,13 @@ class Pulling:
             return self._came
         return self._work.result()
 
+    def when_over(self, tell: Callable[[int], None]) -> None:
+        """Call with the blocks that came, once no more will come: now if it is over."""
+        if self._work is None:
+            tell(self._came)
+        else:
+            self._work.add_done_callback(lambda _: tell(self.blocks))
+
     def drop(self) -> None:
         """Nobody waits for it any more."""
         if self._work is not None:

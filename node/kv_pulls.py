@@ -53,14 +53,20 @@ class Pulls:
             return {}
         return {name: Source(where, wanted[name]) for name, where in addresses.items() if where is not None}
 
-    async def pull(self, puller: Puller, link: EngineLink, plan: Plan, chunks: Sequence[int], deadline_s: float) -> int:
-        """Pull what the plan's source has of a prompt's chunks, and let the engine know. Returns the blocks."""
+    async def pull(
+        self, puller: Puller, link: EngineLink, plan: Plan, chunks: Sequence[int], deadline_s: float, *, tag: str = ""
+    ) -> int:
+        """Pull what the plan's source has of a prompt's chunks, and let the engine know. Returns the blocks.
+
+        Sources are told `tag`, which ties their part to the request's trace.
+        """
         named = self.sources(plan, chunks)
         if not named:
             self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
             return 0
         sources = list(named.values())
-        result = await puller.pull(sources, chunks[: max(source.chunks for source in sources)], deadline_s)
+        chunks = chunks[: max(source.chunks for source in sources)]
+        result = await puller.pull(sources, chunks, deadline_s, tag=tag)
         self.note({source.address: name for name, source in named.items()}, result)
         if result.blocks:
             await link.flush()

@@ -1,9 +1,14 @@
-"""The node's own log, on standard error: lines for people, or one JSON object a line for machines."""
+"""The node's own log, on standard error: lines for people, or one JSON object a line for machines.
+
+What is logged while a request is worked on carries its id, without anybody passing it on: `set_request` notes it in
+the context of the task.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from contextvars import ContextVar
 
 import orjson
 
@@ -13,9 +18,18 @@ _CONSOLE = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 #: Longest message of one record, characters: what a peer sent may be in it.
 MAX_MESSAGE = 4000
 
+_request: ContextVar[str] = ContextVar("grapevine_request", default="")
+
+#: Note the id of the request that the running task works on from now on.
+set_request = _request.set
+
 
 class JsonLines(logging.Formatter):
     """One JSON object for each record."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -23,11 +37,14 @@ class JsonLines(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "node": self._node,
             "message": record.getMessage()[:MAX_MESSAGE],
         }
+        if rid := _request.get():
+            told["request_id"] = rid
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(told).decode()
+        return orjson.dumps(told, default=str).decode()
 
 
 class ConsoleLines(logging.Formatter):
@@ -40,12 +57,16 @@ class ConsoleLines(logging.Formatter):
         """Return the line without the traceback."""
         text = record.message[:MAX_MESSAGE]
         record.message = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-        return super().formatMessage(record)
+        line = super().formatMessage(record)
+        return f"{line} [{rid}]" if (rid := _request.get()) else line
 
 
 def set_up(settings: Settings) -> None:
     """Send the log of this process to standard error in the form and from the level of the settings."""
+    form = settings.log_format
+    if form == "auto":
+        form = "console" if sys.stderr.isatty() else "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if settings.log_format == "json" else ConsoleLines())
+    handler.setFormatter(JsonLines(settings.name) if form == "json" else ConsoleLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("grapevine").setLevel(settings.log_level.upper())

@@ -14,19 +14,30 @@ MAX_META = 512
 _MAX_ADDRESS = 160
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _MAX_VERSION = 64
+_MAX_BOOT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMeta:
-    """Addresses are host:port; ``kv`` is empty where no KV is served."""
+    """Addresses are host:port; ``kv`` is empty where no KV is served.
+
+    ``tls``: the HTTP server speaks TLS. ``boot`` names the process, so that calls can be signed for it alone.
+    """
 
     http: str
     kv: str = ""
     version: str = ""
+    tls: bool = False
+    boot: str = ""
 
     def encode(self) -> bytes:
         """Pack for the member record."""
-        return pack({"h": self.http, "k": self.kv, "v": self.version})
+        return pack({"h": self.http, "k": self.kv, "v": self.version, "s": self.tls, "b": self.boot})
+
+    @property
+    def url(self) -> str:
+        """The URL of its HTTP server, without a slash at its end."""
+        return f"{'https' if self.tls else 'http'}://{self.http}"
 
 
 def decode_meta(data: bytes) -> NodeMeta:
@@ -37,7 +48,10 @@ def decode_meta(data: bytes) -> NodeMeta:
         raise RemoteError("meta: no HTTP address")
     if kv and not _is_address(kv):
         raise RemoteError("meta: no KV address")
-    return NodeMeta(http, kv, text(fields, "v", _MAX_VERSION, ""))
+    tls = fields.get("s", False)
+    if not isinstance(tls, bool):
+        raise RemoteError("meta: bad mark of TLS")
+    return NodeMeta(http, kv, text(fields, "v", _MAX_VERSION, ""), tls, text(fields, "b", _MAX_BOOT, ""))
 
 
 def _is_address(value: str) -> bool:

@@ -118,6 +118,9 @@ class Metrics:
         self.remote_errors = Counter(
             "grapevine_remote_errors", "Messages of peers that made no sense.", ("what",), registry=r
         )
+        self.admin = Counter(
+            "grapevine_admin_calls", "Calls of /admin: done, or refused for the token.", ("result",), registry=r
+        )
         self.members = Gauge("grapevine_members", "Members by state.", ("state",), registry=r)
 
     def watch(
@@ -143,7 +146,7 @@ class Metrics:
         """Note an attempt without an answer."""
         self.retries.labels(why).inc()
 
-    def waited(self, seconds: float) -> None:
+    def waited(self, call: Call, seconds: float) -> None:
         """Note a stay in the waiting room."""
         self.wait.observe(seconds)
 
@@ -168,7 +171,7 @@ class Metrics:
         self.history.answered(place, first_byte_s)
         self.log.note(call, plan, status, self._clock(), first_byte_s=first_byte_s, told=told)
 
-    def carried(self, lost: Lost, seconds: float, failed: str) -> None:
+    def carried(self, call: Call, lost: Lost, seconds: float, failed: str) -> None:
         """Note a stream that was carried to another node, or could not be."""
         self.carries.labels(lost.cause, "failed" if failed else "carried").inc()
         if not failed:

@@ -16,6 +16,7 @@ class PeerInfo:
     """One node as `/gossip/state` shows it."""
 
     http: str | None = None
+    url: str | None = None
     kv: str | None = None
     version: str = ""
     load: LoadVector | None = None
@@ -42,6 +43,7 @@ def peer_info(
     heard = node.seq > 0
     return PeerInfo(
         http=meta.http if meta else None,
+        url=meta.url if meta else None,
         kv=meta.kv if meta else None,
         version=meta.version if meta else "",
         load=own or (node.load if heard else None),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from node.http.auth import AUTH_HEADER, PeerSigner
+from node.http.signature import AUTH_HEADER, PeerCall, PeerSigner
+from node.meta import NodeMeta
 from node.relay.deadlines import Deadlines
-from node.relay.headers import REQUEST_ID
+from node.relay.headers import REQUEST_ID, internal
 from node.relay.session import Session
 from node.relay.upstream import (
     Base,
@@ -13,6 +14,7 @@ from node.relay.upstream import (
     UpstreamRequest,
     open_upstream,
 )
+from node.tls import PEER_NAME, ClusterTrust
 
 PEER_PREFIX = "/peer"
 PEER_HEADER = "x-grapevine-peer"
@@ -35,10 +37,11 @@ IDLE_S = 90.0
 class PeerClient:
     """Calls other nodes. One connection pool for all of them."""
 
-    def __init__(self, name: str, signer: PeerSigner, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, signer: PeerSigner, deadlines: Deadlines, trust: ClusterTrust) -> None:
         self._name = name
         self._signer = signer
         self._deadlines = deadlines
+        self._trust = trust
         self._session: Session | None = None
 
     async def start(self) -> None:
@@ -48,6 +51,8 @@ class PeerClient:
             idle_s=IDLE_S,
             limit=MAX_CONNECTIONS,
             per_address=MAX_CONNECTIONS_PER_PEER,
+            trust=lambda: self._trust.calling,
+            name=PEER_NAME,
         )
 
     async def close(self) -> None:
@@ -57,20 +62,21 @@ class PeerClient:
             self._session = None
 
     async def call(
-        self, address: str, request: UpstreamRequest, *, rid: str, plan: str, first_byte_s: float
+        self, peer: NodeMeta, request: UpstreamRequest, *, rid: str, plan: str, first_byte_s: float
     ) -> UpstreamAnswer:
-        """Send ``request`` (whose target begins with `PEER_PREFIX`) to the node at ``address`` (host:port).
+        """Send ``request`` (whose target begins with `PEER_PREFIX`) to a node.
 
         :raises UpstreamError: it refused, broke off, or was silent; see `node.relay.upstream`.
         """
         assert self._session is not None, "the client was not started"
-        base = Base(self._session, f"http://{address}")
+        base = Base(self._session, peer.url)
         headers = [*request.headers, (PEER_HEADER, self._name), (PLAN_HEADER, plan), (REQUEST_ID, rid)]
         if self._signer.enabled:
             try:
                 target = base.sent_target(request.target)
             except ValueError as error:
-                raise UpstreamRefusedError(f"{address} is not an address: {error}") from error
-            headers.append((AUTH_HEADER, self._signer.sign(request.method, target, rid, plan)))
+                raise UpstreamRefusedError(f"{peer.http} is not an address: {error}") from error
+            signed = PeerCall(request.method, target, rid, internal(headers))
+            headers.append((AUTH_HEADER, self._signer.sign(signed, request.body, receiver=peer.boot)))
         sent = UpstreamRequest(request.method, request.target, headers, request.body)
         return await open_upstream(base, sent, first_byte_s=first_byte_s)

@@ -194,10 +194,9 @@ class Registry:
         """Say whether a node of that name is or was a member."""
         return self.roster.get(name) is not None
 
-    def address(self, name: str) -> str | None:
-        """Return a node's HTTP address, host:port."""
-        meta = self._meta.get(name)
-        return meta.http if meta is not None else None
+    def meta(self, name: str) -> NodeMeta | None:
+        """What a node told of itself; None for a stranger."""
+        return self._meta.get(name)
 
     def load(self, name: str) -> LoadVector:
         """Return the last load vector of a node, an empty one when there is none."""

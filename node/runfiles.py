@@ -30,6 +30,8 @@ class RunRecord:
     url: str
     pid: int
     lock: str
+    #: File of the certificate that it shows; empty without TLS.
+    tls_cert: str = ""
 
 
 class RunFile:
@@ -72,7 +74,7 @@ def claim(settings: Settings, url: str) -> RunFile:
         raise SettingsError(
             f"a node named {settings.name} already runs on this host: choose another --name, or stop that one"
         ) from None
-    record = RunRecord(settings.name, url, os.getpid(), str(lock_path))
+    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert)
     path = _directory(settings.state_dir) / f"{settings.name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ GIB = 1024**3
 #: Policies by name; the routing core holds their code (`node.policy`).
 GOSSIP_PRESETS = ("auto", "loopback", "lan", "wan")
 POLICIES = ("cost", "latency_based", "least_connections", "round_robin")
-LOG_FORMATS = ("console", "json")
+LOG_FORMATS = ("auto", "console", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_POOL_GIB = 2.0
 #: On a GPU host the pool should hold at least what the GPU's own KV cache holds: what leaves it is no longer announced.
@@ -138,14 +138,31 @@ class Settings:
         "all. Default: none.",
         metavar="ORIGIN",
     )
+    clients_file: str = key(
+        "",
+        "File of clients with their API keys and limits (`grapevine clients`); read again when it changes.",
+        metavar="FILE",
+    )
     admin_token: str = key("", "Token of /admin. Default: /admin is closed.", secret=True)
+    tls_cert: str = key(
+        "",
+        "Certificate of the HTTP port, with those that lead to its root (PEM): the port speaks TLS, peers too. Read "
+        "again when it changes.",
+        metavar="FILE",
+    )
+    tls_key: str = key("", "Key of --tls-cert (PEM). Default: it is in the same file.", metavar="FILE")
+    otlp_traces_endpoint: str = key(
+        "", "Send OpenTelemetry traces to this collector (OTLP over HTTP); needs vllm-grapevine[otel].", metavar="URL"
+    )
     state_dir: Path = key(  # noqa: RUF009 - a Path never changes
         Path("/"), "Directory of what survives a restart.", derived="~/.local/state/grapevine"
     )
     run_dir: Path = key(  # noqa: RUF009
         Path("/"), "Directory of sockets, a short path.", derived="$XDG_RUNTIME_DIR/grapevine"
     )
-    log_format: str = key("console", "Form of the node's own log.", choices=LOG_FORMATS)
+    log_format: str = key(
+        "auto", "Form of the node's own log. auto: console on a terminal, else json.", choices=LOG_FORMATS
+    )
     log_level: str = key("info", "Least level of the node's own log.", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -180,6 +197,7 @@ class Settings:
             if not _is_origin(origin):
                 raise SettingsError(f"--cors-origin {origin!r}: use * or an origin such as https://chat.example:8443")
         self._check_distinct_ports()
+        self._check_security()
         self._check_engine_url()
         self._check_engine_command()
         self._check_paths()
@@ -193,6 +211,14 @@ class Settings:
                     f"{flag(used[number])} and {flag(name)} are both {number}: give them different ports"
                 )
             used[number] = name
+
+    def _check_security(self) -> None:
+        if self.tls_key and not self.tls_cert:
+            raise SettingsError("--tls-key is of no use without --tls-cert: give both, or neither")
+        if self.otlp_traces_endpoint and not _is_http_url(self.otlp_traces_endpoint):
+            raise SettingsError(
+                f"--otlp-traces-endpoint {self.otlp_traces_endpoint!r}: use a URL such as http://127.0.0.1:4318"
+            )
 
     def _check_engine_url(self) -> None:
         if not self.engine_url:
@@ -228,6 +254,16 @@ class Settings:
                     f"--run-dir {self.run_dir} is too long: a socket in it has a path of "
                     f"{len(os.fsencode(path))} bytes, {dirs.MAX_SOCKET_PATH} fit; choose a shorter one"
                 )
+
+    @property
+    def scheme(self) -> str:
+        """What the HTTP port speaks: http or https."""
+        return "https" if self.tls_cert else "http"
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether clients need an API key."""
+        return bool(self.api_key or self.clients_file)
 
     @property
     def node_dir(self) -> Path:
@@ -321,6 +357,9 @@ def make_settings(**given: Any) -> Settings:
     values.setdefault("kv_port", addresses.beside(port, addresses.KV_OFFSET))
     values["state_dir"] = _absolute(values.get("state_dir") or dirs.default_state_dir())
     values["run_dir"] = _absolute(values.get("run_dir") or dirs.default_run_dir())
+    for name in ("clients_file", "tls_cert", "tls_key"):
+        if values.get(name):
+            values[name] = str(_absolute(values[name]))
     values.setdefault("advertise", addresses.advertised(str(values.get("host", "127.0.0.1"))))
     if "kv_pool_gib" not in values:
         free = dirs.free_bytes(dirs.SHARED_MEMORY) or dirs.free_bytes(values["run_dir"].parent)

@@ -26,6 +26,7 @@ from node.relay.upstream import Base, UpstreamError, UpstreamRequest, open_upstr
 if TYPE_CHECKING:
     from gossip import GossipAgent
     from node.assembly import Node
+    from node.tls import ServerTls
 
 #: The engine's own metrics passed on: deadline in seconds, most bytes.
 ENGINE_METRICS_S = 3.0
@@ -36,9 +37,14 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     """Return every route of a node whose parts are all made."""
     settings, registry, metrics = node.settings, node.registry, node.metrics
     metrics.watch(lambda: gauges(node), lambda: totals(node))
+    metrics.registry.register(node.access)
+    if node.tls is not None:
+        metrics.watch(lambda: certificate(node.tls))
     metrics.about(node=settings.name, cluster=settings.cluster, version=__version__)
     bodies = BodyRoom(settings.max_body_mib)
-    openai = OpenAi(settings, registry, node.dispatcher, bodies, clock)
+    openai = OpenAi(
+        settings, registry, node.dispatcher, bodies=bodies, access=node.access, tracing=node.tracing, clock=clock
+    )
     return Routes(
         openai=openai,
         explain=Explain(openai, node.dispatcher, metrics.log, clock),
@@ -53,6 +59,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             handovers=node.handovers,
             vector=node.reporter.vector,
             queued_ms=lambda: node.meter.queued_ms(clock()),
+            tracing=node.tracing,
             clock=clock,
         ),
         state=StateRoutes(
@@ -67,10 +74,10 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "engine": node.engine.snapshot,
                 "hits": metrics.hits.snapshot,
             },
-            decisions=lambda: metrics.log.latest(clock(), ids=not settings.api_key),
+            decisions=lambda: metrics.log.latest(clock(), ids=not settings.has_clients),
         ),
         health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine, settings.name)),
-        admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv),
+        admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv, calls=metrics.admin),
         page=make_page(node, clock),
     )
 
@@ -87,7 +94,7 @@ def make_page(node: Node, clock: Callable[[], float]) -> PageRoutes:
         engine=node.engine.snapshot,
         kv=node.kv.snapshot,
         log=node.metrics.log,
-        ids=not settings.api_key,
+        ids=not settings.has_clients,
         clock=clock,
         past=node.metrics.history,
         flows=node.flows,
@@ -130,6 +137,12 @@ def gauges(node: Node) -> Iterable[Sample]:
         yield "pool_protected_blocks", "Of them, blocks that were used again.", float(pool.protected)
         yield "pool_leased_blocks", "Blocks that peers read at the moment.", float(pool.leases)
     yield "kv_unlike_nodes", "Nodes of a model of ours whose KV blocks we cannot use.", float(len(node.kv.unlike()))
+
+
+def certificate(tls: ServerTls | None) -> Iterable[Sample]:
+    """Return how long the certificate of the HTTP port is good."""
+    if tls is not None:
+        yield "tls_certificate_end_timestamp_seconds", "When the certificate ends, since 1970.", tls.not_after
 
 
 def totals(node: Node) -> Iterable[Sample]:

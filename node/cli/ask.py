@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,6 +17,9 @@ from node.runfiles import running_nodes
 TIMEOUT_S = 10.0
 #: Largest answer read, bytes.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+#: The file of the certificate that a node of this host shows, by its URL.
+_shown: dict[str, str] = {}
 
 
 class Unreachable(click.ClickException):
@@ -39,6 +43,9 @@ def find_node(url: str | None, state_dir: Path | None) -> str:
         raise Unreachable(
             "no node of this user runs on this host: start one with `grapevine start`, or give --node URL"
         )
+    for node in nodes:
+        if node.tls_cert:
+            _shown[node.url.rstrip("/")] = node.tls_cert
     return nodes[0].url.rstrip("/")
 
 
@@ -62,7 +69,10 @@ def _ask(url: str, path: str, body: bytes | None, token: str | None) -> bytes:
     if token:
         headers["authorization"] = f"Bearer {token}"
     # A node is asked directly: a proxy of the environment is for the outside.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=trust(url)))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(urllib.request.Request(url + path, body, headers), timeout=TIMEOUT_S) as response:
             return bytes(response.read(MAX_ANSWER_BYTES))
@@ -71,8 +81,25 @@ def _ask(url: str, path: str, body: bytes | None, token: str | None) -> bytes:
         raise Refused(f"{url} answers {path} with status {error.code}: {told}") from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            told = f"{url} shows a certificate that is not trusted here ({reason.verify_message}): "
+            raise Unreachable(told + "name the file of its authority in SSL_CERT_FILE") from error
         text = f"{url} cannot be reached ({reason}): is the node running? `--node URL` asks another one"
         raise Unreachable(text) from error
+
+
+def trust(url: str) -> ssl.SSLContext:
+    """Whom to believe.
+
+    A node of this host that we found by ourselves has to show the certificate of its own file, whatever the name in it.
+    Everybody else is checked as usual, with SSL_CERT_FILE for an authority of one's own.
+    """
+    context = ssl.create_default_context()
+    if own := _shown.get(url):
+        context.load_verify_locations(own)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.check_hostname = False
+    return context
 
 
 def _message(body: bytes) -> str:

@@ -74,9 +74,9 @@ class Named:
             up = sorted(other for other, member in self.members.items() if member["state"] in ("alive", "suspect"))
             what = "is not a node of this cluster" if mine is None else f"is {mine['state']}"
             raise click.ClickException(f"{name} {what}; running are {', '.join(up) or 'none'}")
-        if not mine["http"]:
+        if not mine["url"]:
             raise click.ClickException(f"the HTTP address of {name} is not known yet: try again")
-        self.url = f"http://{mine['http']}"
+        self.url = str(mine["url"])
 
     def post(self, path: str, **body: float | list[str]) -> dict[str, Any]:
         """Ask the node to do something."""
@@ -92,9 +92,9 @@ class Named:
         for name, member in self.members.items():
             if others and name == self.name:
                 continue
-            if member["http"] and member["state"] == "alive":
+            if member["url"] and member["state"] == "alive":
                 try:
-                    total += measured(ask_text(f"http://{member['http']}", "/metrics"))
+                    total += measured(ask_text(member["url"], "/metrics"))
                 except (Refused, Unreachable):
                     continue
         return total
@@ -102,9 +102,9 @@ class Named:
     def state_elsewhere(self) -> str:
         """What another node says of it; empty when there is no other, or it knows nothing of it any more."""
         for name, member in self.members.items():
-            if name != self.name and member["http"] and member["state"] == "alive":
+            if name != self.name and member["url"] and member["state"] == "alive":
                 try:
-                    told = self._members(f"http://{member['http']}").get(self.name)
+                    told = self._members(member["url"]).get(self.name)
                     return str(told["state"]) if told else ""
                 except (Refused, Unreachable):
                     continue

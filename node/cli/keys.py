@@ -60,10 +60,10 @@ def meant(urls: tuple[str, ...], everywhere: bool, admin_token: str | None, stat
     if everywhere:
         members = ask(found[0], "/gossip/members")["members"]
         up = [member for member in members if member["state"] in ("alive", "suspect")]
-        hidden = [member["name"] for member in up if not member["http"]]
+        hidden = [member["name"] for member in up if not member["url"]]
         if hidden:
             raise click.ClickException(f"the HTTP address of {', '.join(hidden)} is not known yet: try again")
-        found = [f"http://{member['http']}" for member in up]
+        found = [member["url"] for member in up]
     return Nodes(found, admin_token)
 
 
@@ -100,13 +100,13 @@ def list_keys(as_json: bool, **which: Any) -> None:
 def add(file: BinaryIO | None, generate: bool, as_json: bool, **which: Any) -> None:
     """Let nodes open what is sealed with a further key: the first line of FILE (- for standard input).
 
-    Without FILE you are asked for it. The key travels to the node in the clear of HTTP: where that network is not
+    Without FILE you are asked for it. Where a node does not speak TLS the key travels in clear: if that network is not
     yours, run this on each host, for the node of that host.
     """
     nodes = meant(**which)
     text = _text(file, generate)
     for url in nodes.urls:
-        if not url.startswith(_LOOPBACK):
+        if url.startswith("http:") and not url.startswith(_LOOPBACK):
             click.echo(f"warning: the key goes to {url} without encryption", err=True)
     nodes.change(as_json, add=text)
 

@@ -96,13 +96,13 @@ def _sentence(total: Mapping[str, Any]) -> str:
 def _differences(state: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, str]:
     """Ask the peers whose blocks differ for their fingerprints, and say which fields differ."""
     ours, told = section.get("fingerprint") or {}, {}
-    addresses = {member.get("name"): member.get("http") for member in state.get("members", [])}
+    urls = {member.get("name"): member.get("url") for member in state.get("members", [])}
     for name in list(section.get("unlike") or {})[:MAX_COMPARED]:
-        address = addresses.get(name)
-        if not ours or not address:
+        url = urls.get(name)
+        if not ours or not url:
             continue
         try:
-            theirs = (ask(f"http://{address}", "/gossip/state").get("kv") or {}).get("fingerprint") or {}
+            theirs = (ask(url, "/gossip/state").get("kv") or {}).get("fingerprint") or {}
         except (Refused, Unreachable):
             continue
         from kvmigrate.fingerprint import differences

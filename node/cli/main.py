@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": ("node.cli.plan", "Which stage of scaling a model and a load need, and how many GPUs."),
     "models": ("node.cli.models", "List the models of the cluster with the nodes that serve them."),
     "doctor": ("node.cli.doctor", "Examine this host and the cluster; each finding with its mend."),
+    "clients": ("node.cli.clients", "Give API keys to clients, with limits, and take them back."),
     "keys": ("node.cli.keys", "Show and rotate the cluster keys of running nodes."),
     "kv": ("node.cli.kv", "Show the KV blocks of a node and its transfers; warm a node from another."),
     "emulate": ("node.cli.emulate", "Serve an emulated engine: no model, the behaviour of vLLM."),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from node.cli.ask import Refused, Unreachable
+from node.cli.ask import Refused, Unreachable, trust
 
 PATH = "/page/events"
 #: Seconds of silence after which a node is taken for gone; it ticks at least every few seconds.
@@ -24,12 +24,10 @@ class Stream:
 
     def __init__(self, url: str) -> None:
         """Connect. Raises `Unreachable`, or `Refused` when what answers has no such events."""
-        parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._url = url
         try:
-            self._connection = kind(parts.hostname or "", parts.port, timeout=SILENT_S)
-            self._connection.request("GET", parts.path + PATH, headers={"accept": "text/event-stream"})
+            self._connection = _connection(url)
+            self._connection.request("GET", urlsplit(url).path + PATH, headers={"accept": "text/event-stream"})
             self._answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _unreachable(url, error) from error
@@ -54,6 +52,14 @@ class Stream:
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._connection.close()
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, parts.port, timeout=SILENT_S, context=trust(url))
+    return http.client.HTTPConnection(host, parts.port, timeout=SILENT_S)
 
 
 def events(lines: Iterable[bytes]) -> Iterator[tuple[str, Message]]:

@@ -11,6 +11,7 @@ import platform
 import resource
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -100,7 +101,7 @@ def _peer(member: Mapping[str, Any]) -> Peer:
     for what, key in (("HTTP", "http"), ("gossip", "address"), ("KV blocks", "kv")):
         if member.get(key) and (why := _dial(str(member[key]))):
             failed[what] = f"{why} at {member[key]}"
-    offset = _clock_offset(str(member["http"])) if member.get("http") and "HTTP" not in failed else None
+    offset = _clock_offset(str(member["url"])) if member.get("url") and "HTTP" not in failed else None
     return Peer(name, state, peer.version, failed, offset, _path_mtu(str(member.get("address"))))
 
 
@@ -113,10 +114,16 @@ def _dial(address: str) -> str:
     return ""
 
 
-def _clock_offset(address: str) -> float | None:
-    """A peer's clock less ours by the date of an answer, in the middle of its second and of the way there and back."""
+def _clock_offset(url: str) -> float | None:
+    """A peer's clock less ours by the date of an answer, in the middle of its second and of the way there and back.
+
+    Nothing secret is asked, so a certificate that is not known here is no reason not to.
+    """
+    scheme, _, address = url.partition("://")
     host, port = addresses.split_address(address)
     connection = http.client.HTTPConnection(host, port, timeout=DIAL_S)
+    if scheme == "https":
+        connection = http.client.HTTPSConnection(host, port, timeout=DIAL_S, context=ssl._create_unverified_context())
     try:
         began = time.time()
         connection.request("GET", "/healthz")

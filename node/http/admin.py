@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import orjson
 from aiohttp import web
+from prometheus_client import Counter
 
 from node.addresses import split_address
 from node.errors import SettingsError
 from node.http.auth import check_admin
 from node.http.errors import ApiError, ApiFailure, json_response
-from node.http.intake import read_small_body
+from node.http.intake import read_small_body, request_id
 from node.http.keys import KeyControl, KeyRoutes
 from node.http.kv import KvControl, KvRoutes
 from node.http.router import Handler, Router
+from node.logs import set_request
 from node.settings import RANGES, Settings
 
 #: Addresses taken in one call.
 MAX_SEEDS = 64
+
+_log = logging.getLogger("grapevine.admin")
 
 
 class Control(Protocol):
@@ -49,9 +54,12 @@ class Control(Protocol):
 class Admin:
     """The administrator's routes."""
 
-    def __init__(self, settings: Settings, control: Control, *, keys: KeyControl, kv: KvControl) -> None:
+    def __init__(
+        self, settings: Settings, control: Control, *, keys: KeyControl, kv: KvControl, calls: Counter
+    ) -> None:
         self._settings = settings
         self._control = control
+        self._calls = calls
         self._keys = KeyRoutes(keys)
         self._kv = KvRoutes(kv)
 
@@ -71,7 +79,12 @@ class Admin:
         async def guarded(request: web.BaseRequest) -> web.StreamResponse:
             error = check_admin(request.headers.get("Authorization"), self._settings.admin_token)
             if error is not None:
+                self._calls.labels("refused").inc()
                 raise ApiFailure(error)
+            self._calls.labels("done").inc()
+            set_request(request_id(request))
+            if request.method != "GET":
+                _log.info("%s %s by an administrator at %s", request.method, request.path[:200], request.remote)
             return await handler(request)
 
         return guarded

@@ -1,26 +1,22 @@
 """Who may ask: three separate credentials, compared in constant time.
 
-- client API keys guard what costs engine time (``/v1/*`` and its kin);
+- client API keys guard what costs engine time (``/v1/*`` and its kin): `node.clients`;
 - the admin token guards ``/admin/*``; without one set, ``/admin`` is closed;
-- the cluster key guards ``/peer/*``: `PeerSigner` signs each call. Without a key, only the addresses of
-  current members are accepted, which is no protection against somebody on the same network: the start-up
+- the cluster key guards ``/peer/*``: each call is signed (`node.http.signature`). Without a key, only the addresses
+  of current members are accepted, which is no protection against somebody on the same network: the start-up
   log says so.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
 from collections.abc import Collection, Sequence
 
-from gossip import ClusterKey, Keyring
-from node.http.errors import ApiError
-from node.keys import USE_PEER_CALLS
+from node.http.errors import ApiError, ApiFailure
+from node.http.signature import AUTH_HEADER, PeerCall, PeerSigner, SignedBody
 
-AUTH_HEADER = "x-grapevine-auth"
-_NONCE_BYTES = 12
-_MAX_AUTH = 256
+#: Where an operator shows the admin token on a path whose Authorization is the client's.
+OPERATOR_HEADER = "x-grapevine-admin-token"
 
 
 def bearer(authorization: str | None) -> str | None:
@@ -42,18 +38,6 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def check_client(authorization: str | None, keys: Sequence[str]) -> ApiError | None:
-    """Return why a client is refused, None when it may go on."""
-    if not keys:
-        return None
-    token = bearer(authorization)
-    if token is None:
-        return ApiError(401, "missing_api_key", "Send an API key: `Authorization: Bearer KEY`.")
-    if not matches(token, keys):
-        return ApiError(401, "invalid_api_key", "Incorrect API key provided.")
-    return None
-
-
 def check_admin(authorization: str | None, token: str) -> ApiError | None:
     """Return why an administrator's call is refused, None when it may go on."""
     if not token:
@@ -67,55 +51,35 @@ def check_admin(authorization: str | None, token: str) -> ApiError | None:
     return None
 
 
-class PeerSigner:
-    """Signs and checks calls between nodes.
+def check_operator(given: str | None, token: str) -> ApiError | None:
+    """Return why somebody may not use what is for operators on the paths of clients; None when he may.
 
-    The signature covers method, target, request id and plan with a nonce of its own; the key is derived from the
-    cluster's (`gossip.keyring`), so that a signature says nothing about the gossip encryption. The first key of the
-    ring signs, every key verifies. Bodies are not covered: where the network itself is hostile, run the nodes over
-    an encrypted link.
+    ``given``: the header `OPERATOR_HEADER`.
     """
-
-    def __init__(self, ring: Keyring) -> None:
-        self._ring = ring
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the cluster has a key."""
-        return self._ring.first is not None
-
-    def sign(self, method: str, target: str, rid: str, plan: str) -> str:
-        """Return the value of the auth header."""
-        assert self._ring.first is not None, "there is no key to sign with"
-        nonce = secrets.token_hex(_NONCE_BYTES)
-        return f"{nonce}.{_mac(self._ring.first, nonce, method, target, rid, plan)}"
-
-    def verify(self, header: str, method: str, target: str, rid: str, plan: str) -> bool:
-        """Say whether ``header`` was made with one of our keys for exactly this call."""
-        nonce, _, mac = header.partition(".")
-        if not nonce or not mac or len(header) > _MAX_AUTH:
-            return False
-        return matches(mac, [_mac(key, nonce, method, target, rid, plan) for key in self._ring])
-
-
-def _mac(key: ClusterKey, *parts: str) -> str:
-    text = b"\0".join(map(_bytes, parts))
-    return hmac.new(key.derive(USE_PEER_CALLS), text, hashlib.sha256).hexdigest()
+    if not token:
+        message = "Naming a KV source is for operators: start the node with an admin token (GRAPEVINE_ADMIN_TOKEN)."
+        return ApiError(403, "admin_disabled", message)
+    if given is None:
+        message = f"Naming a KV source is for operators: send the admin token in {OPERATOR_HEADER}."
+        return ApiError(401, "missing_admin_token", message)
+    if not matches(given, (token,)):
+        return ApiError(403, "invalid_admin_token", "This is not the admin token of this node.")
+    return None
 
 
 def check_peer(
-    signer: PeerSigner,
-    *,
-    call: tuple[str, str, str, str],
-    header: str | None,
-    remote: str | None,
-    member_hosts: Collection[str],
-) -> ApiError | None:
-    """Return why a call to /peer is refused. ``call`` is (method, target, rid, plan)."""
+    signer: PeerSigner, call: PeerCall, *, remote: str | None, member_hosts: Collection[str]
+) -> SignedBody | None:
+    """Return what the body of a call to /peer has to be; None where the cluster has no key and nothing is signed.
+
+    :raises ApiFailure: 403.
+    """
     if signer.enabled:
-        if header is None or not signer.verify(header, *call):
-            return ApiError(403, "peer_key", "This node belongs to a cluster with a key that you do not hold.")
-        return None
+        body = signer.verify(call.ours.get(AUTH_HEADER, ""), call)
+        if body is None:
+            message = "The call is not signed with a key of this cluster, for this node, and for the first time."
+            raise ApiFailure(ApiError(403, "peer_key", message))
+        return body
     if remote not in member_hosts:
-        return ApiError(403, "peer_unknown", "Only members of the cluster may call /peer.")
+        raise ApiFailure(ApiError(403, "peer_unknown", "Only members of the cluster may call /peer."))
     return None

@@ -26,6 +26,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from node.http.errors import ApiError
 from node.http.request import Body, Request
 from node.http.writer import Flow, Writer
+from node.logs import set_request
 from node.relay.headers import HeaderList
 
 #: Header limits: one line, how many, and the whole head in bytes.
@@ -330,7 +331,7 @@ class Connection(asyncio.Protocol):
                     break
                 if not await self._answer(item) or (self._last and self._quiet):
                     break
-                self._expect(KEEPALIVE_S)
+                self._expect(HEAD_S if self._head_bytes else KEEPALIVE_S)
         except ConnectionError:
             pass
         except Exception:
@@ -354,6 +355,7 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: Request) -> bool:
         """Answer one request. Returns whether the next one may follow on this connection."""
+        set_request("")  # the one before it on this connection is over
         response = await self._handler(request)
         await response.prepare(request)
         await response.write_eof()
@@ -374,13 +376,19 @@ class Connection(asyncio.Protocol):
             f"HTTP/1.1 {error.status} {_REASONS.get(error.status, 'Bad Request')}\r\nContent-Type: application/json\r\n"
         )
         self._flow.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not under TLS
+            self.transport.write_eof()
         await asyncio.sleep(LINGER_S)
 
     @property
     def _quiet(self) -> bool:
         """No request has begun that is not answered yet."""
         return not self._waiting and self._in_head and not self._head_bytes
+
+    @property
+    def waits(self) -> bool:
+        """No request is here whole: nothing is lost with it that anybody works on."""
+        return self._task_idle and not self._waiting
 
     def finish(self) -> None:
         """End it when every request that has begun to come is answered; an idle one now."""

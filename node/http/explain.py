@@ -33,10 +33,10 @@ class Explain:
 
     async def explain(self, request: web.BaseRequest) -> web.Response:
         """Decide and tell. 200 also for a refusal: the question was answered."""
-        self._openai.authorize(request)
+        client = self._openai.authorize(request)
         path = request.query.get("path") or _DEFAULT_PATH
         with self._openai.bodies.hold() as held:
-            call = await self._openai.take(request, path, self._clock(), held)
+            call = await self._openai.take(request, path, self._clock(), held, client)
             decision, view = self._dispatcher.explain(call.parsed, call.options)
             return json_response(explain(view, call.parsed, decision))
 

@@ -1,7 +1,7 @@
 """What a client may ask of us by header. Every other ``x-grapevine-*`` header is dropped.
 
 - ``x-grapevine-force-target: NAME``    run on that node; an unknown name is a 400
-- ``x-grapevine-force-source: NAME``    pull KV blocks from that node first, worth it or not
+- ``x-grapevine-force-source: NAME``    pull KV blocks from that node first, worth it or not; an operator's (`auth`)
 - ``x-grapevine-no-pull: 1``            never pull KV blocks for this request
 - ``x-request-timeout: SECONDS``        all of it must be over in that time, counted from its arrival
 - ``x-request-priority: NUMBER``        lower is earlier; wins over ``x-vllm-priority``, that over the body's field
@@ -9,14 +9,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import re
-import secrets
 from collections.abc import Callable, Mapping
 
 from node.errors import BadRequest
-from node.http.auth import bearer
 from node.http.errors import ApiError, ApiFailure
 from node.plan import FORCE_SOURCE, FORCE_TARGET, MAX_DEADLINE_S, NO_PULL, RouteOptions
 from node.relay.headers import HeaderList, replaced
@@ -32,8 +29,6 @@ MIN_TIMEOUT_S = 0.001
 
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
-#: Clients are told apart by a digest under a key that dies with the process: no key of theirs can be found by it.
-_SALT = secrets.token_bytes(16)
 #: Bits of an IPv6 address that one subscriber usually has to himself are not looked at.
 _IPV6_PREFIX = 64
 
@@ -75,14 +70,11 @@ def with_priority(headers: HeaderList, priority: int | None) -> HeaderList:
     return headers if priority is None else replaced(headers, VLLM_PRIORITY, str(priority))
 
 
-def client_of(authorization: str | None, remote: str | None, *, keys: bool) -> str:
-    """Name a client for fairness: by its API key where ``keys`` are required, otherwise by its address.
+def client_of(remote: str | None) -> str:
+    """Name a client that needs no API key, for fairness: by its address.
 
-    Without keys anybody can write anything into the header, and would be served once for each name that he invents.
+    Anybody could write anything into a header, and would be served once for each name that he invents.
     """
-    token = bearer(authorization) if keys else None
-    if token is not None:
-        return hashlib.blake2b(token.encode("utf-8", "surrogateescape"), digest_size=8, key=_SALT).hexdigest()
     try:
         address = ipaddress.ip_address((remote or "").partition("%")[0])
     except ValueError:

@@ -1,7 +1,7 @@
 """``/peer/*``: requests that other nodes forward to us. We admit on live state or refuse at once; never forward on.
 
 Rules:
-1. Authenticated: a signature by the cluster key, or without a key the address of a current member.
+1. Authenticated: a signature by the cluster key (`node.http.signature`), or without a key the address of a member.
 2. A plan that names another target is refused, so no request can go in circles.
 3. A plan says up to which queue we are the better choice: with a longer one we say so, while somebody else may still
    be asked (`node.decide`).
@@ -14,14 +14,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from node.errors import RemoteError
-from node.http.auth import AUTH_HEADER, PeerSigner, check_peer
+from node.http.auth import check_peer
 from node.http.errors import ApiError, ApiFailure
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
+from node.http.signature import PeerCall, PeerSigner, SignedBody
 from node.load import LoadVector
+from node.logs import set_request
 from node.metrics import Metrics, status_label
 from node.peers import BUSY_HEADER, FULL, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
@@ -37,6 +41,9 @@ from node.relay.handover import Handovers, Leg, PeerStream
 from node.relay.headers import for_downstream, for_upstream, internal
 from node.relay.ports import Runner
 from node.settings import Settings
+
+if TYPE_CHECKING:
+    from node.tracing.tracing import Tracing
 
 #: Seconds beyond a request's deadline that its target keeps working.
 DEADLINE_SLACK_S = 0.5
@@ -58,6 +65,7 @@ class PeerRoutes:
         handovers: Handovers,
         vector: Callable[[], LoadVector],
         queued_ms: Callable[[], float],
+        tracing: Tracing | None,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -70,6 +78,7 @@ class PeerRoutes:
         self._handovers = handovers
         self._vector = vector
         self._queued_ms = queued_ms
+        self._tracing = tracing
         self._clock = clock
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -77,15 +86,18 @@ class PeerRoutes:
         arrived = self._clock()
         with self._bodies.hold() as held:
             try:
-                plan = self._check(request)
+                plan, signed = self._check(request)
                 if request.raw_path == PEER_PREFIX + GONE_PATH:
                     return await self._gone(plan, request)
-                call = await self._take(request, arrived, plan, held)
+                call = await self._take(request, arrived, plan, held, signed)
             except ApiFailure as failure:
                 if failure.error.status == 429:
                     return self._busy(Busy(self._settings.name), request_read=False)
                 return self._refuse(failure.error)
-            return await self._run(call, plan, request)
+            if self._tracing is None:
+                return await self._run(call, plan, request)
+            run = partial(self._run, plan=plan, request=request)
+            return await self._tracing.serve(call, plan, self._clock() - arrived, run)
 
     async def _gone(self, plan: Plan, request: web.BaseRequest) -> web.Response:
         """An entry has closed an attempt, and begins another one elsewhere when this one has ended."""
@@ -112,19 +124,16 @@ class PeerRoutes:
         leg = internal(header_list(request)).get(CARRY_HEADER, "")
         return await self._relay(call, outcome, request, (plan.entry, leg[:MAX_LEG]), left)
 
-    def _check(self, request: web.BaseRequest) -> Plan:
+    def _check(self, request: web.BaseRequest) -> tuple[Plan, SignedBody | None]:
         ours = internal(header_list(request))
         header = ours.get(PLAN_HEADER, "")
         rid = request.headers.get("X-Request-Id", "")
-        error = check_peer(
-            self._signer,
-            call=(request.method, request.raw_path, rid, header),
-            header=ours.get(AUTH_HEADER),
-            remote=request.remote,
-            member_hosts=self._registry.member_hosts(),
-        )
-        if error is not None:
-            raise ApiFailure(error)
+        call = PeerCall(request.method, request.raw_path, rid, ours)
+        try:
+            signed = check_peer(self._signer, call, remote=request.remote, member_hosts=self._registry.member_hosts())
+        except ApiFailure:
+            self._metrics.remote_errors.labels("signature").inc()
+            raise
         try:
             plan = decode_plan(header)
         except RemoteError as broken:
@@ -134,12 +143,18 @@ class PeerRoutes:
             raise ApiFailure(ApiError(421, "misdirected", f"This is not {plan.target}."))
         if not self._registry.serves(plan.model):
             raise ApiFailure(ApiError(503, "model_gone", f"This node does not serve {plan.model!r} now."))
-        return plan
+        return plan, signed
 
-    async def _take(self, request: web.BaseRequest, arrived: float, plan: Plan, held: Held) -> Call:
+    async def _take(
+        self, request: web.BaseRequest, arrived: float, plan: Plan, held: Held, signed: SignedBody | None
+    ) -> Call:
         target = request.raw_path.removeprefix(PEER_PREFIX)
         body = await read_body(request, self._settings.max_body_mib, held)
+        if signed is not None and not signed.matches(body):
+            self._metrics.remote_errors.labels("body").inc()
+            raise ApiFailure(ApiError(403, "peer_body", "The body is not the one that was signed."))
         parsed = parse(request, target.partition("?")[0], body)
+        set_request(plan.rid)
         given = header_list(request)
         ours = internal(given)
         if (chunks := ours.get(CHUNKS_HEADER)) is not None:

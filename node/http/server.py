@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ from aiohttp import web
 from node.http.admin import Admin
 from node.http.connection import Connection
 from node.http.explain import Explain
+from node.http.greeter import Greeter
 from node.http.health import HealthRoutes
 from node.http.openai import OpenAi
 from node.http.page import PageRoutes
@@ -21,8 +24,10 @@ from node.http.state import StateRoutes
 from node.peers import PEER_PREFIX
 from node.relay.carry.marks import GONE_PATH
 
-#: Connections of clients and peers at a time: above, new ones are cut at once.
+#: Connections of clients and peers at a time. A new one takes the place of one without a request, if there is one
+#: among the oldest `LOOKED_AT`, else it is cut at once.
 MAX_CONNECTIONS = 16_384
+LOOKED_AT = 64
 BACKLOG = 1024
 #: Seconds that handlers get to end when they are cut.
 CUT_S = 1.0
@@ -69,17 +74,25 @@ class HttpServer:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._connections: set[Connection] = set()
+        #: In the order in which they came.
+        self._connections: dict[Connection, None] = {}
         self._gone = asyncio.Event()
         self._closed = False
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Greeter | None = None
 
-    async def start(self, listener: socket.socket) -> None:
+    async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on ``listener``, which is closed with the server."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(self._handle, self, loop), sock=listener, backlog=BACKLOG
-        )
+
+        def connected() -> Connection:
+            return Connection(self._handle, self, loop)
+
+        if tls is None:
+            self._server = await loop.create_server(connected, sock=listener, backlog=BACKLOG)
+            return
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._server = Greeter(listener, tls, connected)
 
     async def stop_accepting(self) -> None:
         """Take no new connections; open ones end with the answers that they wait for, idle ones now."""
@@ -112,14 +125,24 @@ class HttpServer:
 
     def opened(self, connection: Connection) -> bool:
         """Count a connection; False when there are too many, or it was accepted just before we closed."""
-        if self._closed or len(self._connections) >= MAX_CONNECTIONS:
+        if self._closed or (len(self._connections) >= MAX_CONNECTIONS and not self._make_room()):
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
+
+    def _make_room(self) -> bool:
+        """Cut the connection that has had no request for longest: who holds many open locks nobody out."""
+        for connection in tuple(itertools.islice(self._connections, LOOKED_AT)):
+            del self._connections[connection]
+            if connection.waits:
+                connection.cut()
+                return True
+            self._connections[connection] = None  # at the end: it is looked at last
+        return False
 
     def closed(self, connection: Connection) -> None:
         """Count it no more."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self._connections:
             self._gone.set()
 

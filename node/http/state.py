@@ -49,10 +49,11 @@ class StateRoutes:
 
     async def members(self, request: web.BaseRequest) -> web.Response:
         """A short list."""
-        short = [
-            {"name": view.name, "state": view.state.value, "http": self._registry.address(view.name)}
-            for view in self._sorted()
-        ]
+        short = []
+        for view in self._sorted():
+            meta = self._registry.meta(view.name)
+            where = {"http": meta.http if meta else None, "url": meta.url if meta else None}
+            short.append({"name": view.name, "state": view.state.value, **where})
         return json_response({"self": self._name, "cluster": self._cluster, "members": short})
 
     def _sorted(self) -> list[MemberView]:
@@ -67,6 +68,7 @@ class StateRoutes:
             "incarnation": view.incarnation,
             "address": f"{view.host}:{view.port}",
             "http": peer.http,
+            "url": peer.url,
             "kv": peer.kv,
             "version": peer.version,
             "state_age_s": round(view.state_age_s, 3),

@@ -141,7 +141,7 @@ class Attempts:
             self.stood = True
             ticket.leave(served=served)
             self.waited_s += now - ticket.joined_at
-            notes.waited(now - ticket.joined_at)
+            notes.waited(self.call, now - ticket.joined_at)
 
     def explain(self, refusal: Refusal) -> Refusal:
         """Add to a refusal what failed on the way to it."""

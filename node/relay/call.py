@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from node.load import LoadVector
 from node.plan import Plan, RouteOptions
 from node.prompt import ParsedRequest
 from node.relay.headers import HeaderList
 from node.relay.upstream import UpstreamAnswer
+
+if TYPE_CHECKING:
+    from node.tracing.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Call:
     client: str = ""
     #: Lower is earlier.
     priority: int = 0
+    #: Its span, where traces are kept (`node.tracing`).
+    trace: Trace | None = None
 
     @property
     def deadline(self) -> float | None:

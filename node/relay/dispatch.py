@@ -18,6 +18,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 from aiohttp import web
 
@@ -293,7 +294,7 @@ class Dispatcher:
             left_s=attempt.time_left(self._clock()),
             on_leg=self._began,
             on_lost=self._lost,
-            on_carried=self._notes.carried,
+            on_carried=partial(self._notes.carried, call),
             may_move=self._may_move,
             moves=self._moves,
         )

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from node import load as load_vector
 from node.errors import RemoteError
 from node.load import LoadVector
+from node.meta import NodeMeta
 from node.peers import BUSY_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
 from node.relay.answer import first_part
@@ -61,14 +62,14 @@ class PeerRunner:
         deadlines: Deadlines,
         downs: Downs,
         *,
-        address_of: Callable[[str], str | None],
+        peer_of: Callable[[str], NodeMeta | None],
         load_of: Callable[[str], LoadVector],
         moves_of: Callable[[str], int | None],
     ) -> None:
         self._client = client
         self._deadlines = deadlines
         self._downs = downs
-        self._address_of = address_of
+        self._peer_of = peer_of
         self._load_of = load_of
         self._moves_of = moves_of
         # Unique over restarts of this node: a peer may still run what the one before us asked for.
@@ -76,14 +77,14 @@ class PeerRunner:
 
     async def settled(self, opened: Opened) -> None:
         """Wait, bounded, until a peer has ended an attempt that was closed here. One that is gone has ended it."""
-        address = self._address_of(opened.plan.target)
-        if address is None or not opened.leg:
+        peer = self._peer_of(opened.plan.target)
+        if peer is None or not opened.leg:
             return
         request = UpstreamRequest("POST", PEER_PREFIX + GONE_PATH, [(CARRY_HEADER, opened.leg)], b"")
         limit = self._deadlines.exchange_s
         try:
             plan = opened.plan
-            answer = await self._client.call(address, request, rid=plan.rid, plan=plan.header(), first_byte_s=limit)
+            answer = await self._client.call(peer, request, rid=plan.rid, plan=plan.header(), first_byte_s=limit)
             await _read_refusal(answer, limit)
         except UpstreamError:
             return
@@ -92,15 +93,15 @@ class PeerRunner:
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
     ) -> Outcome:
         """Try the plan's target once. A peer that has not refused within `ADMITTED_S` is taken to have admitted it."""
-        address = self._address_of(plan.target)
-        if address is None:
+        peer = self._peer_of(plan.target)
+        if peer is None:
             return Failed(plan.target, "its address is not known", reached=False)
         limit = self._deadlines.first_byte(
             call.parsed, self._load_of(plan.target), predicted_ms=predicted_ms, prompt_tokens=plan.prompt_tokens
         )
         taken = asyncio.get_running_loop().call_later(ADMITTED_S, admitted)
         try:
-            return await self._open(call, plan, address, limit)
+            return await self._open(call, plan, peer, limit)
         except UpstreamRefusedError as error:
             return Failed(plan.target, str(error), reached=False)
         except UpstreamError as error:
@@ -108,15 +109,13 @@ class PeerRunner:
         finally:
             taken.cancel()
 
-    async def _open(self, call: Call, plan: Plan, address: str, limit: float) -> Outcome:
+    async def _open(self, call: Call, plan: Plan, peer: NodeMeta, limit: float) -> Outcome:
         leg = next(self._legs) if call.carries else ""
         request = UpstreamRequest(call.method, PEER_PREFIX + call.target, _headers(call, leg), call.parsed.body)
         loop, most = asyncio.get_running_loop(), self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._moves_of(plan.target)) as timer:
             with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
-                upstream = await self._client.call(
-                    address, request, rid=call.rid, plan=plan.header(), first_byte_s=most
-                )
+                upstream = await self._client.call(peer, request, rid=call.rid, plan=plan.header(), first_byte_s=most)
                 ours = internal(upstream.headers)
                 if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
                     await _read_refusal(upstream, self._deadlines.exchange_s)

@@ -78,7 +78,7 @@ class Notes(Protocol):
         """An attempt ended without an answer: ``busy``, ``longer``, ``refused`` or ``failed``."""
         ...
 
-    def waited(self, seconds: float) -> None:
+    def waited(self, call: Call, seconds: float) -> None:
         """A request left the waiting room."""
         ...
 
@@ -101,7 +101,7 @@ class Notes(Protocol):
         """
         ...
 
-    def carried(self, lost: Lost, seconds: float, failed: str) -> None:
+    def carried(self, call: Call, lost: Lost, seconds: float, failed: str) -> None:
         """A stream that lost its leg goes on after ``seconds``, or failed to, for the reason that is given."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -51,7 +52,8 @@ class Session:
 
     ``socket``: every address is reached over this Unix socket. ``headers`` go out with every request. ``idle_s``:
     seconds that a free connection is kept, less than the other side keeps it, so that it is not closed just when we
-    use it again. ``limit`` and ``per_address`` bound open connections.
+    use it again. ``limit`` and ``per_address`` bound open connections. ``trust`` gives what TLS is spoken with, instead
+    of the host's authorities; ``name`` is asked for under TLS in place of the host's.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Session:
         per_address: int | None = None,
         socket: Path | None = None,
         headers: dict[str, str] | None = None,
+        trust: Callable[[], ssl.SSLContext] | None = None,
+        name: str | None = None,
     ) -> None:
         self.headers = headers or {}
         self._connect_s = connect_s
@@ -77,6 +81,8 @@ class Session:
         self._free: dict[Address, list[Connection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
+        self._trust = trust
+        self._name = name
         self._closed = False
 
     def __len__(self) -> int:
@@ -146,10 +152,17 @@ class Session:
         if self._socket is not None:
             await self._loop.create_unix_connection(lambda: connection, str(self._socket))
         elif address.tls:
-            tls = self._tls = self._tls or await asyncio.to_thread(ssl.create_default_context)
-            await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
+            tls = self._trust() if self._trust is not None else await self._usual_tls()
+            await self._loop.create_connection(
+                lambda: connection, address.host, address.port, ssl=tls, server_hostname=self._name
+            )
         else:
             await self._loop.create_connection(lambda: connection, address.host, address.port)
+
+    async def _usual_tls(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        return self._tls
 
     def _freed(self, connection: Connection) -> None:
         address = self._open.get(connection)

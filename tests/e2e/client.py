@@ -12,6 +12,9 @@ from typing import Any
 import aiohttp
 from localcluster import LocalCluster
 
+ADMIN_TOKEN = "end-to-end"
+#: Who names a source of KV blocks has to be an operator.
+OPERATOR = {"x-grapevine-admin-token": ADMIN_TOKEN}
 NAMES = ("red", "green", "blue")
 MODEL = "SmolLM2-135M-Instruct"
 WORDS = [

@@ -14,10 +14,9 @@ import pytest
 import pytest_asyncio
 from localcluster import ENGINE_START_LIMIT_S, LocalCluster
 
-from tests.e2e.client import NAMES, Client
+from tests.e2e.client import ADMIN_TOKEN, NAMES, Client
 
 ENGINE_ARGS = ("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager")
-ADMIN_TOKEN = "end-to-end"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

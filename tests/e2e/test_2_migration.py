@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.e2e.client import NAMES, Client, prose, until
+from tests.e2e.client import NAMES, OPERATOR, Client, prose, until
 from tests.e2e.pools import PoolBytes, reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -45,7 +45,7 @@ async def test_a_pulled_prompt_starts_in_a_quarter_of_a_cold_prefill_with_the_sa
     local = await client.complete("red", prompt, headers=at_holder)
     await client.knows_holder("red", prompt, holder)
     cached = await client.metric(puller, "grapevine_actual_cached_tokens_total")
-    pulled = await client.complete("red", prompt, headers={**at_puller, "x-grapevine-force-source": holder})
+    pulled = await client.complete("red", prompt, headers={**at_puller, "x-grapevine-force-source": holder, **OPERATOR})
     assert pulled.target == puller
     assert pulled.headers["x-grapevine-source"] == holder
     assert pulled.pulled >= 20
@@ -74,7 +74,7 @@ async def test_a_damaged_block_at_the_source_is_noticed_counted_and_recomputed(c
     before = (await client.state("green"))["kv"]["corrupt"]
     await flip_bits(client, "red")
     reply = await client.complete(
-        "red", prompt, headers={"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+        "red", prompt, headers={"x-grapevine-force-target": "green", "x-grapevine-force-source": "red", **OPERATOR}
     )
     assert (reply.status, reply.pulled, reply.error) == (200, 0, "")
     assert reply.text == local.text

@@ -27,7 +27,13 @@ MESSAGES = st.one_of(
     st.builds(messages.Challenge, NONCE, PROOF),
     st.builds(messages.Proof, PROOF),
     st.just(messages.Welcome()),
-    st.builds(messages.Lookup, DIGEST, st.integers(0, 64), st.lists(st.integers(0, 2**64 - 1), max_size=30).map(tuple)),
+    st.builds(
+        messages.Lookup,
+        DIGEST,
+        st.integers(0, 64),
+        st.lists(st.integers(0, 2**64 - 1), max_size=30).map(tuple),
+        st.text(max_size=128),
+    ),
     st.builds(
         messages.Manifest,
         TEXT,

@@ -45,3 +45,11 @@ def test_a_node_on_loopback_says_that_only_this_host_can_join(tmp_path: Path, ad
     text = told(tmp_path, address)
     params = joining(text)
     assert params["port"] == 8101 and "start with --host 0.0.0.0 to let others join" in text
+
+
+def test_what_is_open_is_told_where_others_can_reach_it(tmp_path: Path) -> None:
+    reachable = {"host": "0.0.0.0", "advertise": "10.0.0.5"}
+    assert "no client API keys" in told(tmp_path, **reachable) and "no client API keys" not in told(tmp_path)
+    closed = told(tmp_path, **reachable, clients_file="c", cluster_key="a long enough secret", tls_cert="t")
+    assert "WARNING" not in closed and "https://127.0.0.1:8100/v1" in closed
+    assert "poses as a node" in told(tmp_path, tls_cert="t")

@@ -342,8 +342,8 @@ RING = {"keys": [{"id": "aa", "seals": True, "opened": 7}, {"id": "bb", "seals":
 @pytest.fixture
 def with_keys(answers: dict[str, tuple[int, object]], url: str) -> str:
     answers["/admin/keys"] = (200, RING)
-    me = {"name": "a", "state": "alive", "http": url.removeprefix("http://")}
-    gone = {"name": "b", "state": "dead", "http": "127.0.0.1:1"}
+    me = {"name": "a", "state": "alive", "http": url.removeprefix("http://"), "url": url}
+    gone = {"name": "b", "state": "dead", "http": "127.0.0.1:1", "url": "http://127.0.0.1:1"}
     answers["/gossip/members"] = (200, {"members": [me, gone]})
     return url
 

@@ -41,7 +41,7 @@ KV = {
 def test_pool_transfers_prefixes_and_differences_are_shown(
     run: Callable[..., Result], url: str, answers: Answers
 ) -> None:
-    members = [{"name": "a"}, {"name": "b", "http": url.removeprefix("http://")}, {"name": "c", "http": "127.0.0.1:1"}]
+    members = [{"name": "a"}, {"name": "b", "url": url}, {"name": "c", "url": "http://127.0.0.1:1"}]
     answers["/gossip/state"] = (200, {"self": "a", "members": members, "kv": KV})
     result = run("kv", "--node", url)
     assert result.exit_code == 0, result.output
@@ -65,7 +65,7 @@ def test_pool_transfers_prefixes_and_differences_are_shown(
 def test_fingerprints_of_nodes_that_differ_are_compared_field_by_field(
     run: Callable[..., Result], url: str, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    members = [{"name": "b", "http": "peer:1"}]
+    members = [{"name": "b", "url": "http://peer:1"}]
     answers["/gossip/state"] = (200, {"self": "a", "members": members, "kv": {**KV, "unlike": {"b": "?"}}})
     from node.cli import kv as command
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.engine_metrics import with_node
+from tests.node.fakes.certificates import Authority
 from tests.node.fakes.client import ask
 from tests.node.fakes.cluster import cluster
 from tests.node.http.bodies import CHAT, chat
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 UNITS = ("seconds", "bytes", "ratio", "tokens", "blocks", "requests", "chunks", "info")
 #: Gauges and counters of things that have no unit.
 COUNTED = (
+    "admin_calls",
+    "client_refusals",
     "retries",
     "pulls",
     "members",
@@ -38,6 +41,9 @@ COUNTED = (
     "silent_zero_hits",
 )
 LABELS = {"place", "status", "why", "cause", "result", "reason", "way", "what", "state", "node", "cluster", "version"}
+#: At most as many values as there are clients in the file.
+LABELS |= {"client", "limit"}
+KEY = "a-key-of-a-client"
 SUFFIXES = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
@@ -47,11 +53,18 @@ def text() -> str:
 
 
 async def scraped() -> str:
+    """The page of a node that has everything: a pool, a certificate, a client."""
     async with cluster() as nodes:
-        a = await nodes.add("a", kv=True, kv_pool_gib=0.01)
+        authority = Authority(nodes.folder / "ca")
+        certificate, key = authority.issue()
+        clients = nodes.folder / "clients"
+        clients.write_text(f"one {KEY}\n")
+        tls: dict[str, Any] = {"tls_cert": str(certificate), "tls_key": str(key)}
+        a = await nodes.add("a", kv=True, kv_pool_gib=0.01, clients_file=str(clients), **tls)
+        trust = authority.trust()
         for model in ("m", "none"):
-            await ask(a.port, "POST", CHAT, (), chat(model))
-        return (await ask(a.port, "GET", "/metrics")).body.decode()
+            await ask(a.port, "POST", CHAT, (("Authorization", f"Bearer {KEY}"),), chat(model), tls=trust)
+        return (await ask(a.port, "GET", "/metrics", tls=trust)).body.decode()
 
 
 def base(name: str) -> str:

@@ -57,16 +57,23 @@ WORD = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_siz
 )
 
 
+#: Settings whose text has a form of its own.
+SHAPES: dict[str, st.SearchStrategy[Any]] = {
+    "cors_origin": st.lists(WORD.map("https://{}".format), min_size=1, max_size=3).map(tuple),
+    "otlp_traces_endpoint": WORD.map("http://127.0.0.1/{}".format),
+    "state_dir": WORD.map(Path("/tmp").joinpath),
+    "run_dir": WORD.map(Path("/tmp").joinpath),
+}
+
+
 def value_of(name: str) -> st.SearchStrategy[Any]:
     kind, about = kinds()[name], FIELDS[name].metadata
     if about["choices"]:
         return st.sampled_from(about["choices"])
     if name == "join":
         return st.lists(st.builds("{}:{}".format, WORD, st.integers(1, 65535)), min_size=1, max_size=3).map(tuple)
-    if name == "cors_origin":
-        return st.lists(WORD.map("https://{}".format), min_size=1, max_size=3).map(tuple)
-    if name in ("state_dir", "run_dir"):
-        return WORD.map(lambda word: Path("/tmp") / word)
+    if name in SHAPES:
+        return SHAPES[name]
     if kind is bool:
         return st.booleans()
     if kind is int:
@@ -106,7 +113,7 @@ def as_toml(name: str, value: Any, dashed: bool) -> str:
 
 
 # These exclude or need other keys and have tests of their own; ports that are not given follow `port`.
-KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command", "kv_tls"})
+KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command", "kv_tls", "tls_key"})
 
 
 @given(st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -102,19 +103,25 @@ class RawClient:
 
 
 @asynccontextmanager
-async def connect(host: str, port: int) -> AsyncIterator[RawClient]:
-    reader, writer = await asyncio.open_connection(host, port)
+async def connect(host: str, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls, server_hostname="localhost" if tls else None)
     try:
         yield RawClient(reader, writer)
     finally:
         writer.close()
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, ssl.SSLError):
             await writer.wait_closed()
 
 
 async def ask(
-    port: int, method: str, target: str, headers: tuple[tuple[str, str], ...] = (), body: bytes = b""
+    port: int,
+    method: str,
+    target: str,
+    headers: tuple[tuple[str, str], ...] = (),
+    body: bytes = b"",
+    *,
+    tls: ssl.SSLContext | None = None,
 ) -> RawAnswer:
     """One request on a connection of its own."""
-    async with connect("127.0.0.1", port) as client:
+    async with connect("127.0.0.1", port, tls) as client:
         return await client.ask(method, target, headers, body)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossip import GossipConfig
 from node.addresses import join_address
@@ -25,6 +25,9 @@ from node.turns import Denial, Entrance, Ticket
 from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.engine import FakeEngine
 from tests.node.fakes.faulty import FaultyEngine
+
+if TYPE_CHECKING:
+    from node.tracing.tracing import Tracing
 
 FAST_GOSSIP = GossipConfig.loopback(
     gossip_interval_s=0.05, push_pull_interval_s=1.0, redial_min_s=0.1, leave_timeout_s=0.1
@@ -170,6 +173,7 @@ class Cluster:
         up: bool = True,
         deadlines: Deadlines | None = None,
         engine: FaultyEngine | None = None,
+        tracing: Tracing | None = None,
         **settings: Any,
     ) -> Member:
         """Start a node that joins the others; its engine is ready at once unless ``up`` is False.
@@ -184,6 +188,7 @@ class Cluster:
             engine=lambda _, listener: FakeSupervisor(fake, listener),
             gossip_config=FAST_GOSSIP,
             deadlines=deadlines,
+            tracing=tracing,
             rng=random.Random(name),
         )
         member = Member(node, fake)

@@ -50,7 +50,9 @@ class Process:
 
 
 @asynccontextmanager
-async def node_process(folder: Path, **settings: object) -> AsyncIterator[Process]:
+async def node_process(
+    folder: Path, *, stdin: int = asyncio.subprocess.DEVNULL, **settings: object
+) -> AsyncIterator[Process]:
     given = {
         "name": NAME,
         "port": 0,
@@ -66,6 +68,7 @@ async def node_process(folder: Path, **settings: object) -> AsyncIterator[Proces
         "-c",
         _RUN,
         json.dumps(given | settings),
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parents[3],
@@ -129,3 +132,28 @@ async def test_a_node_that_cannot_start_says_why_in_one_line(engine: FakeEngine)
             async with node_process(Path(folder), engine_url=engine.url) as third:
                 assert "already runs" in await third.until("cannot start")
                 assert await third.end() == 1
+
+
+async def test_a_service_reads_its_files_again_at_a_hangup(engine: FakeEngine) -> None:
+    with tempfile.TemporaryDirectory(prefix="gv") as folder:
+        clients = Path(folder) / "clients"
+        clients.touch()
+        async with node_process(Path(folder), engine_url=engine.url, clients_file=str(clients)) as node:
+            port = port_of(await node.until("API"))
+            node.process.send_signal(signal.SIGHUP)
+            told = json.loads(await node.until("read again"))
+            assert (told["message"], told["node"]) == ("clients: read again", node.name)
+            assert (await ask(port, "GET", "/healthz")).status == 200
+
+
+async def test_a_node_ends_with_its_terminal(engine: FakeEngine) -> None:
+    ours, its = os.openpty()
+    try:
+        with tempfile.TemporaryDirectory(prefix="gv") as folder:
+            async with node_process(Path(folder), stdin=its, engine_url=engine.url) as node:
+                await node.until("API")
+                node.process.send_signal(signal.SIGHUP)
+                assert await node.end() == 0
+    finally:
+        os.close(ours)
+        os.close(its)

@@ -19,7 +19,7 @@ from tests.node.fakes import engine as fake
 from tests.node.fakes.client import PATIENCE_S, ask, connect
 from tests.node.fakes.cluster import Cluster, cluster
 from tests.node.fakes.engine import Gate
-from tests.node.http.bodies import chat
+from tests.node.http.bodies import CHAT, chat
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: node\r\nContent-Type: application/json\r\n"
 BODY = chat()
@@ -285,6 +285,35 @@ async def test_a_body_that_stops_is_not_waited_for(nodes: Cluster, monkeypatch: 
     assert statuses(await talk(nodes[0].port, HEAD + LENGTH + b"\r\n" + BODY[:3])) == [408]
 
 
+async def test_a_body_that_trickles_gets_no_more_time_with_each_byte(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.http.intake.BODY_MAX_S", 0.2)
+    monkeypatch.setattr("node.http.connection.LINGER_S", 0.05)
+    async with connect("127.0.0.1", nodes[0].port) as client:
+        client.writer.write(HEAD + b"Content-Length: 1000000\r\n\r\n")
+
+        async def trickle() -> None:
+            while not client.writer.is_closing():
+                client.writer.write(b"x")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.create_task(trickle())
+        try:
+            assert (await client.head()).status == 408
+        finally:
+            dripping.cancel()
+    assert not nodes[0].fake.received
+
+
+async def test_nothing_of_a_body_is_read_from_who_has_no_key(nodes: Cluster) -> None:
+    """A slow body costs its sender a key."""
+    a = await nodes.add("keyed", api_key=("k" * 20,))
+    async with connect("127.0.0.1", a.port) as client:
+        client.writer.write(HEAD + b"Content-Length: 1000000\r\n\r\n")
+        assert (await client.head()).status == 401
+
+
 async def test_an_idle_connection_is_closed(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.http.connection.KEEPALIVE_S", 0.05)
     assert statuses(await talk(nodes[0].port, b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n")) == [200]
@@ -323,12 +352,31 @@ async def test_a_large_body_that_is_refused_is_answered_and_not_read(nodes: Clus
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, nodes: Cluster) -> None:
     monkeypatch.setattr("node.http.server.MAX_CONNECTIONS", 1)
-    async with connect("127.0.0.1", nodes[0].port) as first:
-        assert (await first.ask("GET", "/healthz")).status == 200
-        async with connect("127.0.0.1", nodes[0].port) as second, asyncio.timeout(PATIENCE_S):
+    a = nodes[0]
+    a.fake.script = fake.stall
+    async with connect("127.0.0.1", a.port) as first:
+        await first.send("POST", CHAT, (), chat())
+        await a.fake.until(lambda: a.fake.active == 1)
+        async with connect("127.0.0.1", a.port) as second, asyncio.timeout(PATIENCE_S):
             with suppress(ConnectionError):
                 assert await second.reader.read() == b""
+        assert a.fake.active == 1, "who is served stays"
+
+
+@pytest.mark.parametrize("held", [b"", b"GET /healthz HTTP/1.1\r\nHost"], ids=["idle", "in its head"])
+async def test_who_holds_connections_without_a_request_makes_room(
+    monkeypatch: pytest.MonkeyPatch, nodes: Cluster, held: bytes
+) -> None:
+    monkeypatch.setattr("node.http.server.MAX_CONNECTIONS", 2)
+    async with connect("127.0.0.1", nodes[0].port) as first, connect("127.0.0.1", nodes[0].port) as second:
         assert (await first.ask("GET", "/healthz")).status == 200
+        first.writer.write(held)
+        assert (await second.ask("GET", "/healthz")).status == 200
+        assert (await ask(nodes[0].port, "GET", "/healthz")).status == 200
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                assert await first.reader.read() == b""
+        assert (await second.ask("GET", "/healthz")).status == 200, "the oldest one went"
 
 
 class Wire:

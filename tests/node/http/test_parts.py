@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip import (
-    ClusterKey,
-    Keyring,
     MemberChanged,
     MemberState,
     MemberView,
@@ -25,7 +23,6 @@ from node.admission import Admission, Place
 from node.circuits import CONFIRMED, OPEN_FIRST_S
 from node.digest import Changes
 from node.errors import RemoteError
-from node.http.auth import PeerSigner
 from node.load import LoadVector
 from node.meta import NodeMeta, decode_meta
 from node.metrics import Metrics
@@ -367,20 +364,7 @@ def test_a_refusal_brings_the_fresh_load_into_the_view() -> None:
     assert found is not None and found.load.running == 9 and found.age_s(world.now) == 0
 
 
-# --- signatures, deadlines
-
-
-@given(st.lists(st.text(max_size=20), min_size=4, max_size=4), st.integers(0, 3), st.text(min_size=1, max_size=5))
-def test_a_signature_covers_every_part_of_the_call(parts: list[str], index: int, more: str) -> None:
-    signer = PeerSigner(Keyring([ClusterKey.from_root(b"k" * 32)]))
-    method, target, rid, plan = parts
-    header = signer.sign(method, target, rid, plan)
-    assert signer.verify(header, method, target, rid, plan)
-    changed = list(parts)
-    changed[index] += more
-    method, target, rid, plan = changed
-    assert not signer.verify(header, method, target, rid, plan)
-    assert not PeerSigner(Keyring([ClusterKey.from_root(b"o" * 32)])).verify(header, *parts)
+# --- deadlines
 
 
 def test_the_first_byte_is_waited_for_as_long_as_the_target_may_need() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gossip import ClusterKey, Keyring
-from node.http.auth import AUTH_HEADER, PeerSigner
+from node.http.signature import AUTH_HEADER, PeerCall, PeerSigner
 from node.meta import NodeMeta
 from node.peers import PLAN_HEADER
 from node.plan import Plan
@@ -408,15 +408,16 @@ async def test_with_a_cluster_key_only_its_holders_may_call_peer_routes(nodes: C
     a, b = await nodes.add("a", cluster_key="k" * 20), await nodes.add("b", cluster_key="k" * 20)
     await nodes.agree()
     assert (await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", "b"),), chat())).status == 200
-    path, plan = "/peer" + CHAT, plan_for("b")
-    rid = ("X-Request-Id", "r1")
+    path, plan, rid = "/peer" + CHAT, plan_for("b"), ("X-Request-Id", "r1")
+
+    def signed(text: str, header: str) -> tuple[str, str]:
+        call = PeerCall("POST", path, "r1", {PLAN_HEADER: header})
+        return (AUTH_HEADER, signer(text).sign(call, chat(), receiver=b.node.signer.boot))
+
     assert (await ask(b.port, "POST", path, (plan, rid), chat())).status == 403
-    forged = (AUTH_HEADER, signer("another key").sign("POST", path, "r1", plan[1]))
-    assert (await ask(b.port, "POST", path, (plan, rid, forged), chat())).status == 403
-    other_plan = (AUTH_HEADER, signer("k" * 20).sign("POST", path, "r1", "x"))
-    assert (await ask(b.port, "POST", path, (plan, rid, other_plan), chat())).status == 403
-    good = (AUTH_HEADER, signer("k" * 20).sign("POST", path, "r1", plan[1]))
-    assert (await ask(b.port, "POST", path, (plan, rid, good), chat())).status == 200
+    assert (await ask(b.port, "POST", path, (plan, rid, signed("another key", plan[1])), chat())).status == 403
+    assert (await ask(b.port, "POST", path, (plan, rid, signed("k" * 20, "x")), chat())).status == 403
+    assert (await ask(b.port, "POST", path, (plan, rid, signed("k" * 20, plan[1])), chat())).status == 200
 
 
 async def test_without_a_key_only_addresses_of_members_may_call_peer_routes(nodes: Cluster) -> None:
@@ -502,8 +503,10 @@ async def test_cluster_keys_are_rotated_while_the_cluster_serves_and_never_shown
     assert await step(remove=old) == [new]
     assert await served() == 200
     path, plan, rid = "/peer" + CHAT, plan_for("b"), ("X-Request-Id", "r1")
-    stale = (AUTH_HEADER, signer("first secret").sign("POST", path, "r1", plan[1]))
-    assert (await ask(b.port, "POST", path, (plan, rid, stale), chat())).status == 403
+    for text, status in (("first secret", 403), ("second secret", 200)):
+        call = PeerCall("POST", path, "r1", {PLAN_HEADER: plan[1]})
+        signed = (AUTH_HEADER, signer(text).sign(call, chat(), receiver=b.node.signer.boot))
+        assert (await ask(b.port, "POST", path, (plan, rid, signed), chat())).status == status
 
 
 async def test_a_wrong_step_of_a_key_rotation_is_refused(nodes: Cluster) -> None:
