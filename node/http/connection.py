@@ -27,6 +27,7 @@ from node.http.errors import ApiError
 from node.http.request import Body, Request
 from node.http.writer import Flow, Writer
 from node.relay.headers import HeaderList
+from node.relay.response import RawResponse
 
 #: Header limits: one line, how many, and the whole head in bytes.
 MAX_HEADER_LINE = 16 * 1024
@@ -355,8 +356,9 @@ class Connection(asyncio.Protocol):
     async def _answer(self, request: Request) -> bool:
         """Answer one request. Returns whether the next one may follow on this connection."""
         response = await self._handler(request)
-        await response.prepare(request)
-        await response.write_eof()
+        if not (isinstance(response, RawResponse) and response.over):
+            await response.prepare(request)
+            await response.write_eof()
         body = request.content
         if body.is_eof():
             return bool(response.keep_alive)

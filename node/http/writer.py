@@ -8,6 +8,8 @@ from typing import Any
 from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
+from node.relay.response import joined
+
 #: Bytes written before the socket is asked whether the client takes them.
 DRAIN_AFTER = 64 * 1024
 
@@ -41,6 +43,11 @@ class Flow:
             raise ConnectionResetError("the client is gone")
         transport.write(data)
 
+    @property
+    def paused(self) -> bool:
+        """The client takes nothing more now."""
+        return self._paused
+
     async def drain(self) -> None:
         """Wait until the client takes more. :raises ConnectionResetError: it is gone."""
         while self._paused and self.transport is not None:
@@ -62,7 +69,7 @@ class Writer(AbstractStreamWriter):
         self._chunked = False
         self._ended = False
         #: Bytes that the answer still may have, None without a Content-Length.
-        self.length = None
+        self.length: int | None = None
         self.buffer_size = 0
         self.output_size = 0
 
@@ -73,10 +80,37 @@ class Writer(AbstractStreamWriter):
         """
         lines = [status_line]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
-            raise ValueError("a header holds a line break")
-        self._head = head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+        self._head = joined(lines)
+
+    # --- a relayed answer (`node.relay.response.BodyWriter`)
+
+    @property
+    def waits(self) -> bool:
+        """The client takes nothing more now."""
+        return self._flow.paused
+
+    def begin(self, head: bytes, *, length: int | None, chunked: bool) -> None:
+        """Keep the head as `write_headers` does; the body is framed as is said here."""
+        self._head = head
+        self.length = length
+        self._chunked = chunked
+
+    def end(self, chunk: bytes = b"") -> None:
+        """Send the last piece and the end, and do not wait. Idempotent.
+
+        :raises ConnectionResetError: the client is gone.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        if self.length is not None:
+            chunk = chunk[: self.length]
+        if self._chunked:
+            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
+        elif chunk or self._head:
+            self._send(chunk)
+
+    # --- both
 
     def send_headers(self) -> None:
         """Send the head now."""
@@ -91,7 +125,7 @@ class Writer(AbstractStreamWriter):
         if self.length is not None:
             chunk = chunk[: self.length]
             self.length -= len(chunk)
-        data = bytes(chunk)
+        data = chunk if type(chunk) is bytes else bytes(chunk)
         if not data:
             return
         self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
@@ -101,15 +135,8 @@ class Writer(AbstractStreamWriter):
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         """Send the last piece and the end."""
-        if self._ended:
-            return
-        self._ended = True
-        if self.length is not None:
-            chunk = chunk[: self.length]
-        if self._chunked:
-            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
-        elif chunk or self._head:
-            self._send(chunk)
+        if not self._ended:
+            self.end(chunk)
         await self._flow.drain()
 
     def _send(self, data: bytes) -> None:

@@ -135,10 +135,23 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
+        return self._taken()
+
+    @property
+    def spent(self) -> bool:
+        """Whether the answer is whole and all of its body was taken."""
+        return self._complete and not self._pieces and self._error is None
+
+    def at_hand(self) -> bytes | None:
+        """Return what `piece` would return at once; None when it would wait, say that the body is over, or fail."""
+        return self._taken() if self._pieces and self._error is None else None
+
+    def _taken(self) -> bytes:
         pieces, self._pieces, self._size = self._pieces, [], 0
         if self._paused:
             self._paused = False
-            self._transport.resume_reading()
+            if self._transport is not None:
+                self._transport.resume_reading()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: Exception) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from node.errors import RemoteError
 from node.relay.connection import Connection
-from node.relay.headers import HeaderList
+from node.relay.headers import NAMES, HeaderList
 from node.relay.session import Address, Session
 
 #: Methods whose request has a length even without a body.
@@ -83,9 +83,19 @@ class UpstreamAnswer:
         self.status = connection.status
         self.reason = connection.reason
         self.headers: HeaderList = [
-            (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
-            for name, value in connection.headers
+            (NAMES[name], value.decode("utf-8", "surrogateescape")) for name, value in connection.headers
         ]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the body came and was read."""
+        return self._connection is not None and self._connection.spent
+
+    def at_hand(self) -> bytes | None:
+        """Return what has come of the body; None when nothing has, or `read` would have something else to say."""
+        if self._fault is not None or self._connection is None:
+            return None
+        return self._connection.at_hand()
 
     async def read(self) -> bytes:
         """Return the next piece of the body as it came, b"" at its end.

@@ -85,4 +85,4 @@ def test_the_work_grows_with_the_bytes_and_not_with_their_square(end: bytes, mon
     assert splitter.feed(one * 5000 + b"da") == [one] * 5000
     assert splitter.feed(b"ta: 2") == []
     assert splitter.feed(end + one) == [b"data: 2" + end, one]
-    assert calls == 4 + 1
+    assert calls <= 4 + 1
