@@ -113,7 +113,10 @@ class Plan:
     @property
     def cost(self) -> CandidateCost | None:
         """What the target was expected to cost; None where another node decided."""
-        return next((cost for cost in self.costs if cost.name == self.target), None)
+        for cost in self.costs:
+            if cost.name == self.target:
+                return cost
+        return None
 
     def header(self) -> str:
         """The value of `x-grapevine-plan`, at most `MAX_HEADER` long."""

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from node.http.auth import check_client
 from node.http.errors import ApiError, ApiFailure, json_response, model_not_found
-from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
+from node.http.intake import BodyRoom, Held, first_headers, header_list, parse, read_body, request_id
 from node.http.options import TIMEOUT, client_of, read_options, read_priority, with_priority
 from node.plan import Refusal
 from node.registry import Registry
@@ -44,6 +44,8 @@ class OpenAi:
 
         :raises ApiFailure: 401.
         """
+        if not self._settings.api_key:
+            return
         error = check_client(request.headers.get("Authorization"), self._settings.api_key)
         if error is not None:
             raise ApiFailure(error)
@@ -53,7 +55,7 @@ class OpenAi:
         arrived = self._clock()
         self.authorize(request)
         path = request.raw_path.partition("?")[0]
-        if request.method in {"GET", "HEAD"} and (path == _MODELS or path.startswith(_MODELS + "/")):
+        if request.method != "POST" and request.method in {"GET", "HEAD"} and (path == _MODELS or path.startswith(_MODELS + "/")):
             return self._models(request, path)
         with self.bodies.hold() as held:
             call = await self.take(request, path, arrived, held)
@@ -68,11 +70,12 @@ class OpenAi:
         :raises ApiFailure: it cannot be understood or is too large.
         """
         # Any other upgrade is an offer that a server may ignore: some clients offer HTTP/2 with every first request.
-        if "websocket" in request.headers.get("Upgrade", "").lower():
+        given = first_headers(request)
+        if "upgrade" in given and "websocket" in given["upgrade"].lower():
             raise ApiFailure(ApiError(501, "no_upgrade", "Protocol upgrades (WebSocket) are not relayed."))
         headers = header_list(request)
         rid = request_id(request)
-        timeout = request.headers.get(TIMEOUT)
+        timeout = given.get(TIMEOUT)
         options = read_options(internal(headers), self._registry.known, rid=rid, timeout=timeout)
         body = await read_body(request, self._settings.max_body_mib, held)
         # Parsing a large body takes milliseconds: off the loop, so that streams do not stutter.
@@ -80,7 +83,7 @@ class OpenAi:
             parsed = await asyncio.to_thread(parse, request, path, body)
         else:
             parsed = parse(request, path, body)
-        priority = read_priority(request.headers, parsed.priority)
+        priority = read_priority(given, parsed.priority)
         sent = with_priority(for_upstream(headers), priority)
         keys = bool(self._settings.api_key)
         if keys:  # that key was for us
@@ -93,7 +96,7 @@ class OpenAi:
             rid,
             options,
             arrived,
-            client=client_of(request.headers.get("Authorization"), request.remote, keys=keys),
+            client=client_of(given.get("authorization"), request.remote, keys=keys),
             priority=priority or 0,
             carries=parsed.carriage is not None,
         )

@@ -14,12 +14,13 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from node.errors import BadRequest
 from node.http.auth import bearer
 from node.http.errors import ApiError, ApiFailure
 from node.plan import FORCE_SOURCE, FORCE_TARGET, MAX_DEADLINE_S, NO_PULL, RouteOptions
-from node.relay.headers import HeaderList, replaced
+from node.relay.headers import LOWER, HeaderList, replaced
 
 TIMEOUT = "x-request-timeout"
 PRIORITY = "x-request-priority"
@@ -36,6 +37,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
 _SALT = secrets.token_bytes(16)
 #: Bits of an IPv6 address that one subscriber usually has to himself are not looked at.
 _IPV6_PREFIX = 64
+#: Addresses of clients that are remembered in that form.
+ADDRESSES = 4096
 
 
 def read_options(
@@ -45,6 +48,8 @@ def read_options(
 
     :raises ApiFailure: 400 when a named node is unknown or a value makes no sense.
     """
+    if not headers and timeout is None:
+        return RouteOptions(rid)
     try:
         options = RouteOptions.from_headers(headers, rid=rid, deadline_s=_deadline(timeout))
     except BadRequest as error:
@@ -58,12 +63,12 @@ def read_options(
 
 
 def read_priority(headers: Mapping[str, str], in_body: int | None) -> int | None:
-    """Return the priority of a request, None when it names none.
+    """Return the priority of a request, None when it names none. ``headers``: by lower-case name.
 
     :raises ApiFailure: 400 when it is no whole number, or out of range.
     """
     for name in (PRIORITY, VLLM_PRIORITY):
-        if (given := headers.get(name)) is not None:
+        if (given := headers.get(LOWER[name])) is not None:
             if _WHOLE.fullmatch(given.strip()) is None:
                 raise _bad_priority(name, given)
             return _within(name, int(given))
@@ -83,10 +88,16 @@ def client_of(authorization: str | None, remote: str | None, *, keys: bool) -> s
     token = bearer(authorization) if keys else None
     if token is not None:
         return hashlib.blake2b(token.encode("utf-8", "surrogateescape"), digest_size=8, key=_SALT).hexdigest()
+    return _subscriber(remote or "")
+
+
+@lru_cache(ADDRESSES)
+def _subscriber(remote: str) -> str:
+    """Whose address this is: of IPv6 its network."""
     try:
-        address = ipaddress.ip_address((remote or "").partition("%")[0])
+        address = ipaddress.ip_address(remote.partition("%")[0])
     except ValueError:
-        return remote or ""
+        return remote
     if address.version == 6:
         return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
     return str(address)

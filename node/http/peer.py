@@ -177,7 +177,7 @@ class PeerRoutes:
             on_piece=opened.on_piece,
             marked=call.carries,
         )
-        self._metrics.served.labels(status_label(opened.upstream.status)).inc()
+        self._metrics.served.add((status_label(opened.upstream.status),))
         whole = False
         with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
             try:
@@ -188,7 +188,7 @@ class PeerRoutes:
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:
-        self._metrics.served.labels("longer" if busy.longer else "busy").inc()
+        self._metrics.served.add(("longer" if busy.longer else "busy",))
         headers = {BUSY_HEADER: LONGER if busy.longer else FULL, LOAD_HEADER: write_load(busy.load or self._vector())}
         response = ApiError(429, "node_busy", "This node is full.").response(headers)
         if not request_read:
@@ -196,7 +196,7 @@ class PeerRoutes:
         return response
 
     def _refuse(self, error: ApiError) -> web.Response:
-        self._metrics.served.labels("refused").inc()
+        self._metrics.served.add(("refused",))
         why = error.message.encode("ascii", "replace").decode()[:200].replace("\n", " ").replace("\r", " ")
         response = error.response({REFUSED_HEADER: why})
         response.force_close()  # the body may not have been read

@@ -11,7 +11,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from node.relay.headers import HeaderList
+from node.relay.headers import LOWER, HeaderList
 
 if TYPE_CHECKING:
     from node.http.writer import Writer
@@ -130,6 +130,14 @@ class Request(web.BaseRequest):
         #: The headers in order, duplicates kept.
         self.pairs = pairs
         self._named: CIMultiDictProxy[str] | None = None
+        self._first: dict[str, str] | None = None
+
+    @property
+    def first(self) -> dict[str, str]:
+        """The first value of each header by its lower-case name."""
+        if self._first is None:
+            self._first = {LOWER[name]: value for name, value in reversed(self.pairs)}
+        return self._first
 
     @property
     def _headers(self) -> CIMultiDictProxy[str]:  # type: ignore[override]

@@ -32,6 +32,7 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _PAIR_FIELDS = ("text_1", "queries", "query", "text_2", "documents")
 
 _RESPONSES = "/responses/"
+_JSON = "application/json"
 
 #: No tokenizer is known whose longest token (runs of blanks, mostly) has more bytes than half of this.
 MOST_TOKEN_BYTES = 512
@@ -42,10 +43,12 @@ def parse_request(path: str, body: bytes, content_type: str = "application/json"
     refers_to = _stored_response(path)
     if not body:
         return ParsedRequest(path=path, model=None, refers_to=refers_to)
+    if content_type == _JSON:  # nearly always
+        return _parse_fields(path, body, load_object(body), refers_to)
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         return _parse_form(path, body, content_type)
-    if kind and kind != "application/json" and not kind.endswith("+json") and kind.startswith(_OPAQUE):
+    if kind and kind != _JSON and not kind.endswith("+json") and kind.startswith(_OPAQUE):
         return ParsedRequest(path=path, model=None, body=body, refers_to=refers_to)
     return _parse_fields(path, body, load_object(body), refers_to)
 
@@ -93,7 +96,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         tokens = len(text) // TOKEN_BYTES if count == 1 else _count_ids(fields)
     else:
         tokens = round(_all_bytes(fields, text, count) / TYPICAL_BYTES_PER_TOKEN) + media * MEDIA_TOKENS
-    strip = carries_kv_params(dict(fields))
+    strip = carries_kv_params(fields)
     carried = carriage(path, fields)
     if strip or (carried is not None and carried.strip_ids):
         _check_depth(body)
@@ -259,6 +262,8 @@ def _least_of(prompt: object) -> int:
 
 def _stored_response(path: str) -> str | None:
     """The id in `/v1/responses/{id}` and below it."""
+    if _RESPONSES not in path:
+        return None
     _, found, rest = path.partition(_RESPONSES)
     first = rest.partition("/")[0]
     return first if found and first and first != "render" else None

@@ -142,6 +142,11 @@ class Connection(asyncio.Protocol):
         """Whether the answer is whole and all of its body was taken."""
         return self._complete and not self._pieces and self._error is None
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of the answer came."""
+        return self._complete and self._error is None
+
     def at_hand(self) -> bytes | None:
         """Return what `piece` would return at once; None when it would wait, say that the body is over, or fail."""
         return self._taken() if self._pieces and self._error is None else None

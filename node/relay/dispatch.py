@@ -38,8 +38,9 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.handover import Fixed, Handovers
 from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
-from node.relay.ports import Cluster, Notes, Peers, Runner
+from node.relay.ports import Cluster, Notes, Peers, Runner, unnoticed
 from node.relay.refused import Refused
+from node.relay.response import length_of
 from node.relay.upstream import UpstreamSilentError
 from node.room import WaitingRoom
 from node.turns import RETRY_S, Denial
@@ -99,7 +100,8 @@ class Dispatcher:
             self._notes.answered(call, None, refused.refusal.status, first_byte_s=None)
             raise
         finally:
-            attempt.leave(self._notes, self._clock())
+            if attempt.ticket is not None:
+                attempt.leave(self._notes, self._clock())
         if _carriable(call, opened):
             return await self._carry(attempt, opened, finish, request)
         whole = False
@@ -132,8 +134,11 @@ class Dispatcher:
 
     async def _open_in_time(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         """Wait for a place and a first byte, no longer than the client allows."""
+        left = attempt.time_left(self._clock())
+        if left is None:
+            return await self._open(attempt)
         try:
-            async with asyncio.timeout(attempt.time_left(self._clock())):
+            async with asyncio.timeout(left):
                 return await self._open(attempt)
         except TimeoutError:
             self._notes.denied("deadline")
@@ -164,7 +169,7 @@ class Dispatcher:
                     attempt.fitted(plan, view),
                     plan,
                     predicted_ms=_begins_after_ms(plan),
-                    admitted=lambda: attempt.leave(self._notes, self._clock(), served=True),
+                    admitted=unnoticed if attempt.ticket is None else self._leaving(attempt),
                 )
             except BaseException:
                 finish(False)
@@ -173,7 +178,8 @@ class Dispatcher:
                 self._cluster.worked(plan.target)
                 if outcome.upstream.status < 400:
                     self._cluster.answered(call.parsed, plan.target, outcome.first)
-                attempt.leave(self._notes, self._clock(), served=True)
+                if attempt.ticket is not None:
+                    attempt.leave(self._notes, self._clock(), served=True)
                 if attempt.waited_s > 0:
                     outcome.headers = [*outcome.headers, (QUEUED_HEADER, str(round(attempt.waited_s * 1000)))]
                 return outcome, self._freeing(plan, finish)
@@ -181,6 +187,10 @@ class Dispatcher:
             self._learn(attempt, outcome)
             if attempt.exhausted:
                 raise Refused(attempt.broken())
+
+    def _leaving(self, attempt: Attempts) -> Callable[[], None]:
+        """What to call when a target has taken the request."""
+        return lambda: attempt.leave(self._notes, self._clock(), served=True)
 
     def _freeing(self, plan: Plan, finish: Callable[[bool], None]) -> Callable[[bool], None]:
         """When a request that ran on a peer is over, there is a place for somebody who waits here."""
@@ -374,8 +384,9 @@ class Dispatcher:
 def _carriable(call: Call, opened: Opened) -> bool:
     """Whether an answer is a stream of events that we know how to carry."""
     upstream = opened.upstream
-    streams = upstream.status == 200 and is_event_stream(upstream.headers)
-    return call.carries and streams and not any(name.lower() == "content-length" for name, _ in upstream.headers)
+    if not call.carries or upstream.status != 200:
+        return False
+    return is_event_stream(upstream.headers) and length_of(upstream.headers) is None
 
 
 def answer_headers(call: Call, plan: Plan) -> HeaderList:

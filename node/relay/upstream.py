@@ -91,6 +91,11 @@ class UpstreamAnswer:
         """Whether all of the body came and was read."""
         return self._connection is not None and self._connection.spent
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of the body came, read or not."""
+        return self._connection is not None and self._connection.complete
+
     def at_hand(self) -> bytes | None:
         """Return what has come of the body; None when nothing has, or `read` would have something else to say."""
         if self._fault is not None or self._connection is None:

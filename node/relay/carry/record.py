@@ -9,7 +9,7 @@ Rules
 4. What does not fit (too long, unknown fields) makes the record `blind`: the answer is passed on and cannot be carried.
    So do objects that are no piece of an answer, from an engine that has not shown the `token_ids` members that all of
    vLLM's events have: other servers may say there what they like.
-5. Runs of events of the usual form (`template.py`) are noted late: `take_run` keeps their texts and ids as they came, at
+5. Runs of events of the usual form (`template.py`) are noted late: `take_usual` keeps their texts and ids as they came, at
    most `MAX_LATE` bytes, and whoever asks for the record, or the next event of another form, has them read first.
 """
 
@@ -121,17 +121,43 @@ class Record:
 
     # --- the hot path
 
-    def take_run(self, run: bytes) -> bytes | None:
-        """`take` for whole events at once, where all are of the usual form; None where not, and nothing is noted."""
-        template = self._template
-        if template is None or self.done or (rest := template.rest(run)) is None:
-            return None
+    def take_usual(self, run: bytes, told: list[bytes]) -> bytes:
+        """`take` the whole events at the beginning of a run as far as they are of the usual form, all at once.
+
+        What the client sees of them goes to `told`. Returns the rest of the run. Raises what `take` raises.
+        """
+        run = self._learn(run, told)
+        if self._template is None or self.done or not run:
+            return run
+        rest = self._template.rest(run)
+        if rest is not None:
+            told.append(self._keep(rest, run))
+            return b""
+        begun = run[: self._template.beginning(run)]
+        if not begun or (rest := self._template.rest(begun)) is None:
+            return run
+        told.append(self._keep(rest, begun))
+        return run[len(begun) :]
+
+    def _learn(self, run: bytes, told: list[bytes]) -> bytes:
+        """Take events one by one until the usual form is known, or is not to be hoped for."""
+        at = 0
+        while self._template is None and self._lessons and not self.done and run.startswith(b"data:", at):
+            end = run.index(b"\n\n", at) + 2
+            event = run[at:end]
+            at = end
+            told.append(self.take(event))
+        return run[at:] if at else run
+
+    def _keep(self, rest: bytes, run: bytes) -> bytes:
+        """Keep what is left of usual events; returns what the client sees of them."""
         if not self._blind:
             self._late.append(rest)
             self._late_size += len(rest)
             if self._late_size > MAX_LATE:
                 self._read_late()
-        return without_ids(run) if template.middle and not self._own_ids else run
+        assert self._template is not None
+        return without_ids(run) if self._template.middle and not self._own_ids else run
 
     def _read_late(self) -> None:
         """Note what was kept unread."""

@@ -264,13 +264,9 @@ class CarriedStream:
         move = False
         try:
             run, record = self._splitter.run(piece), self._carrier.record
-            if run is None:
-                events = self._splitter.feed(piece)
-            elif leg.translator is record and (usual := record.take_run(run)) is not None:
-                return usual, None
-            else:
-                events = cut(run)
-            for event in events:
+            if run is not None and leg.translator is record:
+                run = record.take_usual(run, told)
+            for event in self._splitter.feed(piece) if run is None else cut(run):
                 if event.startswith(b": grapevine-"):
                     move = move or event == marks.MOVE
                 elif not leg.translator.done:  # behind the end is nothing for a client

@@ -50,16 +50,9 @@ class Template:
 
     def rest(self, run: bytes) -> bytes | None:
         """Texts and ids of a run of whole events, for `said`; None unless every one of them is of this form."""
-        short = run.replace(self.front, _FRONT).replace(self.back, _BACK)
-        if self.middle:
-            short = short.replace(self.middle, _MIDDLE)
-            taken = len(self.front) + len(self.middle) + len(self.back) - 3
-            form = _TEXTS_AND_IDS
-        else:
-            taken = len(self.front) + len(self.back) - 2
-            form = _TEXTS
+        short = self._shortened(run)
         # A mark that came in the bytes themselves makes the sum wrong.
-        if len(run) - len(short) != short.count(_FRONT) * taken or form.fullmatch(short) is None:
+        if len(run) - len(short) != short.count(_FRONT) * self._taken or self._form.fullmatch(short) is None:
             return None
         if not short.isascii():
             try:
@@ -67,6 +60,26 @@ class Template:
             except UnicodeDecodeError:
                 return None
         return short
+
+    def beginning(self, run: bytes) -> int:
+        """Bytes of the events at the beginning of a run that are of this form, one after the other."""
+        short = self._shortened(run)
+        found = self._form.match(short)
+        return 0 if found is None else found.end() + short.count(_FRONT, 0, found.end()) * self._taken
+
+    def _shortened(self, run: bytes) -> bytes:
+        short = run.replace(self.front, _FRONT).replace(self.back, _BACK)
+        return short.replace(self.middle, _MIDDLE) if self.middle else short
+
+    @property
+    def _taken(self) -> int:
+        """Bytes of an event that its marks stand for, less the marks."""
+        middle = len(self.middle) - 1 if self.middle else 0
+        return len(self.front) + len(self.back) - 2 + middle
+
+    @property
+    def _form(self) -> re.Pattern[bytes]:
+        return _TEXTS_AND_IDS if self.middle else _TEXTS
 
 
 def without_ids(run: bytes) -> bytes:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.errors import RemoteError
 from node.relay.carry import record as module
-from node.relay.carry.events import read, write
+from node.relay.carry.events import cut, read, write
 from node.relay.carry.record import Choice, Record
 from node.relay.carry.template import learnt, said
 from tests.node.carry.building import chat, completion, delta, opening, told
@@ -18,6 +20,26 @@ from tests.node.carry.building import chat, completion, delta, opening, told
 IDS = st.lists(st.integers(0, (1 << 32) - 1), max_size=3)
 TEXT = st.text(max_size=6) | st.sampled_from(['"token_ids":[1]', '\\"token_ids\\":[1]', "\ud800", '"}},', "\x00\x01\x02", "é"])
 EVENTS = st.lists(st.tuples(TEXT, IDS), max_size=8)
+
+
+def taken(record: Record, run: bytes) -> bytes:
+    """What the client sees of a run, as a stream's entry takes it."""
+    told: list[bytes] = []
+    told += map(record.take, cut(record.take_usual(run, told)))
+    return b"".join(told)
+
+
+def outcome(take: Callable[[], bytes]) -> bytes | type[RemoteError]:
+    try:
+        return take()
+    except RemoteError as error:
+        return type(error)
+
+
+def usual(record: Record, run: bytes) -> bytes | None:
+    """What the client sees of a run that is taken in one, None of any other."""
+    told: list[bytes] = []
+    return None if record.take_usual(run, told) else b"".join(told)
 
 
 def seen(record: Record) -> tuple[Any, ...]:
@@ -40,8 +62,7 @@ def test_a_run_is_noted_as_its_events_are(
     shown, meant = b"", b""
     for pieces in ([("a", [1])], first, [("b", [2])], second):
         events = [make(text, ids if with_ids else None) for text, ids in pieces]
-        run = late.take_run(b"".join(events))
-        shown += b"".join(map(late.take, events)) if run is None else run
+        shown += taken(late, b"".join(events))
         meant += b"".join(map(plain.take, events))
     assert shown == meant
     assert seen(late) == seen(plain)
@@ -55,7 +76,7 @@ def test_usual_events_are_taken_in_one(make: Any, ids: list[int] | None) -> None
         record.take(opening(prompt=[1, 2]))
     record.take(make("a", ids))
     run = b"".join(make(text, ids) for text in ("b", "", 'c"\\', "d\n"))
-    assert record.take_run(run) == b"".join(make(text, None) for text in ("b", "", 'c"\\', "d\n"))
+    assert usual(record, run) == b"".join(make(text, None) for text in ("b", "", 'c"\\', "d\n"))
     assert record.choices[0].text.getvalue() == 'abc"\\d\n'
     assert list(record.choices[0].ids) == ([5] * 5 if ids else [])
     assert record.take(make("e", ids, finish="stop")) == make("e", None, finish="stop")
@@ -83,11 +104,9 @@ USUAL = chat("a", [1])
         USUAL.replace(b'"id"', b'"ID"'),
         USUAL[:-1],
         USUAL[1:],
-        USUAL + b": grapevine-move\n\n",
+        b": grapevine-move\n\n",
         b"\x00a\x011\x02",
-        USUAL + b"\x00a\x011\x02",
         b"data: [DONE]\n\n",
-        b"",
         told(1, 1),
     ],
 )
@@ -95,10 +114,12 @@ def test_events_of_any_other_form_are_read_one_by_one(event: bytes) -> None:
     record = Record()
     record.take(USUAL)
     before = seen(record)
-    assert record.take_run(event) is None and record.take_run(USUAL + event) in (None, chat("a", None))
-    record = Record()
-    record.take(USUAL)
-    assert record.take_run(event) is None and seen(record) == before
+    told: list[bytes] = []
+    assert record.take_usual(event, told) == event and not told and seen(record) == before
+    one_by_one, late = Record(), Record()
+    run = USUAL + USUAL + event + USUAL
+    assert outcome(lambda: b"".join(map(one_by_one.take, cut(run)))) == outcome(lambda: taken(late, run))
+    assert seen(one_by_one) == seen(late)
 
 
 @pytest.mark.parametrize(
@@ -132,18 +153,18 @@ def test_what_is_kept_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     record = Record()
     record.take(USUAL)
     for _ in range(50):
-        assert record.take_run(USUAL) == chat("a", None)
+        assert usual(record, USUAL) == chat("a", None)
         assert record._late_size <= 20
     assert record.choices[0].text.getvalue() == "a" * 51
     monkeypatch.setattr(module, "MAX_CHARS", 60)
     for _ in range(50):
-        record.take_run(USUAL)
+        usual(record, USUAL)
     assert record.blind and not record._late
-    assert record.take_run(USUAL) == chat("a", None) and not record._late
+    assert usual(record, USUAL) == chat("a", None) and not record._late
 
 
 def test_nothing_is_noted_behind_the_end() -> None:
     record = Record()
     record.take(USUAL)
     record.take(b"data: [DONE]\n\n")
-    assert record.take_run(USUAL) is None
+    assert record.take_usual(USUAL, []) == USUAL and record.choices[0].text.getvalue() == "a"
