@@ -23,9 +23,9 @@ from node.http.errors import ApiError, ApiFailure
 from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
 from node.load import LoadVector
 from node.metrics import Metrics, status_label
-from node.peers import BUSY_HEADER, FULL, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
+from node.peers import BUSY_HEADER, FULL, GIST_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
-from node.prompt import ParsedRequest
+from node.prompt import ParsedRequest, gist
 from node.registry import Registry
 from node.relay.answer import Relay
 from node.relay.call import Busy, Call, Failed, Opened
@@ -139,9 +139,9 @@ class PeerRoutes:
     async def _take(self, request: web.BaseRequest, arrived: float, plan: Plan, held: Held) -> Call:
         target = request.raw_path.removeprefix(PEER_PREFIX)
         body = await read_body(request, self._settings.max_body_mib, held)
-        parsed = parse(request, target.partition("?")[0], body)
         given = header_list(request)
         ours = internal(given)
+        parsed = self._parsed(request, target.partition("?")[0], body, plan, ours.get(GIST_HEADER))
         if (chunks := ours.get(CHUNKS_HEADER)) is not None:
             parsed = self._continued(parsed, chunks)
         return Call(
@@ -154,6 +154,17 @@ class PeerRoutes:
             arrived,
             carries=CARRY_HEADER in ours,
         )
+
+    def _parsed(
+        self, request: web.BaseRequest, path: str, body: bytes, plan: Plan, told: str | None
+    ) -> ParsedRequest:
+        """The request as its entry has read it, or as we do."""
+        if told is not None and gist.plain(body):
+            try:
+                return gist.decode(told, path, plan.model, body)
+            except RemoteError:
+                self._metrics.remote_errors.labels("gist").inc()
+        return parse(request, path, body)
 
     def _continued(self, parsed: ParsedRequest, header: str) -> ParsedRequest:
         """The rest of an answer, under the chunks of the prompt that its client sent."""

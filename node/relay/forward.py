@@ -17,8 +17,9 @@ from collections.abc import Callable
 from node import load as load_vector
 from node.errors import RemoteError
 from node.load import LoadVector
-from node.peers import BUSY_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
+from node.peers import BUSY_HEADER, GIST_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
+from node.prompt import gist
 from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry import hint
@@ -126,10 +127,12 @@ class PeerRunner:
 
 
 def _headers(call: Call, leg: str) -> HeaderList:
-    """The client's headers, and what a peer has to know to run a stream that we can carry."""
+    """The client's headers, what was read of its body, and what a peer has to know to run a stream that we can carry."""
+    told = gist.encode(call.parsed)
+    ours = [(GIST_HEADER, told)] if told else []
     if not call.carries:
-        return call.headers
-    ours = [(CARRY_HEADER, leg)]
+        return [*call.headers, *ours]
+    ours.append((CARRY_HEADER, leg))
     if call.parsed.continues:
         ours.append((CHUNKS_HEADER, hint.encode(call.parsed.chunks, call.parsed.prompt_bytes)))
     return [*call.headers, *ours]
