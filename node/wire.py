@@ -78,8 +78,10 @@ def flag(fields: Mapping[str, object], key: str, default: bool | None = None) ->
 def text(fields: Mapping[str, object], key: str, limit: int, default: str | None = None) -> str:
     """A string of at most `limit` UTF-8 bytes without control characters."""
     value = fields.get(key, default)
-    if type(value) is not str or len(value) > limit or not (
-        value.isascii() or len(value.encode("utf-8", "surrogatepass")) <= limit
+    if (
+        type(value) is not str
+        or len(value) > limit
+        or not (value.isascii() or len(value.encode("utf-8", "surrogatepass")) <= limit)
     ):
         raise RemoteError(f"{key}: no string of at most {limit} bytes")
     if value and not value.isprintable():

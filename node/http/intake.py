@@ -75,7 +75,7 @@ class Held:
 
 def header_list(request: web.BaseRequest) -> HeaderList:
     """The request's headers in order, duplicates kept."""
-    if isinstance(request, Request):
+    if type(request) is Request:
         return request.pairs
     return [
         (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
@@ -85,7 +85,7 @@ def header_list(request: web.BaseRequest) -> HeaderList:
 
 def first_headers(request: web.BaseRequest) -> dict[str, str]:
     """The first value of each header by its lower-case name."""
-    if isinstance(request, Request):
+    if type(request) is Request:
         return request.first
     return {LOWER[name]: value for name, value in reversed(header_list(request))}
 

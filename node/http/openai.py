@@ -55,7 +55,11 @@ class OpenAi:
         arrived = self._clock()
         self.authorize(request)
         path = request.raw_path.partition("?")[0]
-        if request.method != "POST" and request.method in {"GET", "HEAD"} and (path == _MODELS or path.startswith(_MODELS + "/")):
+        if (
+            request.method != "POST"
+            and request.method in {"GET", "HEAD"}
+            and (path == _MODELS or path.startswith(_MODELS + "/"))
+        ):
             return self._models(request, path)
         with self.bodies.hold() as held:
             call = await self.take(request, path, arrived, held)

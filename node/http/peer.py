@@ -155,9 +155,7 @@ class PeerRoutes:
             carries=CARRY_HEADER in ours,
         )
 
-    def _parsed(
-        self, request: web.BaseRequest, path: str, body: bytes, plan: Plan, told: str | None
-    ) -> ParsedRequest:
+    def _parsed(self, request: web.BaseRequest, path: str, body: bytes, plan: Plan, told: str | None) -> ParsedRequest:
         """The request as its entry has read it, or as we do."""
         if told is not None and gist.plain(body):
             try:
@@ -190,12 +188,15 @@ class PeerRoutes:
         )
         self._metrics.served.add((status_label(opened.upstream.status),))
         whole = False
-        with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
-            try:
+        try:
+            if opened.upstream.whole:
                 response = await relay.run(opened.first)
-                whole = relay.error is None
-            finally:
-                opened.end(whole)
+            else:
+                with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
+                    response = await relay.run(opened.first)
+            whole = relay.error is None
+        finally:
+            opened.end(whole)
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:

@@ -130,14 +130,8 @@ class Request(web.BaseRequest):
         #: The headers in order, duplicates kept.
         self.pairs = pairs
         self._named: CIMultiDictProxy[str] | None = None
-        self._first: dict[str, str] | None = None
-
-    @property
-    def first(self) -> dict[str, str]:
-        """The first value of each header by its lower-case name."""
-        if self._first is None:
-            self._first = {LOWER[name]: value for name, value in reversed(self.pairs)}
-        return self._first
+        #: The first value of each header by its lower-case name.
+        self.first = {LOWER[name]: value for name, value in reversed(pairs)}
 
     @property
     def _headers(self) -> CIMultiDictProxy[str]:  # type: ignore[override]

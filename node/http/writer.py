@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
-from node.relay.response import joined
+from node.relay.headers import joined
 
 #: Bytes written before the socket is asked whether the client takes them.
 DRAIN_AFTER = 64 * 1024
@@ -122,16 +122,25 @@ class Writer(AbstractStreamWriter):
 
         :raises ConnectionResetError: the client is gone.
         """
+        if self.put(chunk):
+            await self._flow.drain()
+
+    def put(self, chunk: bytes | bytearray | memoryview) -> bool:
+        """Send a piece; True when it is time to ask whether the client takes more (`drain`).
+
+        :raises ConnectionResetError: the client is gone.
+        """
         if self.length is not None:
             chunk = chunk[: self.length]
             self.length -= len(chunk)
         data = chunk if type(chunk) is bytes else bytes(chunk)
         if not data:
-            return
+            return False
         self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        if self.buffer_size > DRAIN_AFTER:
-            self.buffer_size = 0
-            await self._flow.drain()
+        if self.buffer_size <= DRAIN_AFTER:
+            return False
+        self.buffer_size = 0
+        return True
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         """Send the last piece and the end."""
@@ -142,8 +151,9 @@ class Writer(AbstractStreamWriter):
     def _send(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-        self.buffer_size += len(data)
-        self.output_size += len(data)
+        size = len(data)
+        self.buffer_size += size
+        self.output_size += size
         self._flow.write(data)
 
     async def drain(self) -> None:

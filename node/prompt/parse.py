@@ -100,7 +100,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
     carried = carriage(path, fields)
     if strip or (carried is not None and carried.strip_ids):
         _check_depth(body)
-    previous = fields.get("previous_response_id")
+    previous = fields["previous_response_id"] if "previous_response_id" in fields else None
     return ParsedRequest(
         path=path,
         model=name,
@@ -132,7 +132,9 @@ def _check_depth(body: bytes) -> None:
 
 def _model_name(value: object) -> str | None:
     """The model that is asked for. Lone surrogates, that JSON can carry, go into no answer, header or log of ours."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _seed(model: str | None, fields: Fields, ids: bool) -> bytes:
@@ -148,7 +150,7 @@ def _prompt(path: str, fields: Fields) -> tuple[bytes, int, bool, int]:
     if isinstance(messages, list):
         conversations = _conversations(messages)
         canonical.head(fields)
-        if fields.get("system") is not None:  # Anthropic's form
+        if "system" in fields and fields["system"] is not None:  # Anthropic's form
             canonical.message("system", fields["system"])
         canonical.items(conversations[0] if conversations else messages)
         return canonical.encode(), max(1, len(conversations)), False, canonical.media
@@ -215,23 +217,20 @@ def _count_ids(fields: Mapping[str, object]) -> int:
 
 def _limit(fields: Fields) -> int | None:
     for name in _LIMITS:
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31:
+        if name in fields and type(value := fields[name]) is int and 0 <= value < 1 << 31:
             return value
     return None
 
 
 def _answers(fields: Fields) -> int:
     for name in ("best_of", "n"):
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 16:
+        if name in fields and type(value := fields[name]) is int and 0 < value < 1 << 16:
             return value
     return 1
 
 
 def _priority(fields: Fields) -> int | None:
-    value = fields.get("priority")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if "priority" in fields and type(value := fields["priority"]) is int else None
 
 
 def _least_tokens(fields: Fields) -> int:
@@ -240,18 +239,23 @@ def _least_tokens(fields: Fields) -> int:
     Only what surely goes into the prompt: no tools (a template may leave them out), no pictures, and nothing where the
     engine is asked to cut the prompt.
     """
-    if fields.get("truncate_prompt_tokens") is not None:
+    if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] is not None:
         return 0
     for name in ("prompt", "input"):
-        value = fields.get(name)
+        value = fields[name] if name in fields else None
+        if value is None:
+            continue
         if isinstance(value, str) or (isinstance(value, list) and value):
             many = isinstance(value, list) and isinstance(value[0], str | list)
             return max(map(_least_of, value if many else [value]))
     messages = fields.get("messages")
     if not isinstance(messages, list):
         return 0
-    texts = (message.get("content") for message in messages if isinstance(message, dict))
-    return sum(len(text) for text in texts if isinstance(text, str)) // MOST_TOKEN_BYTES
+    total = 0
+    for message in messages:
+        if type(message) is dict and "content" in message and type(text := message["content"]) is str:
+            total += len(text)
+    return total // MOST_TOKEN_BYTES
 
 
 def _least_of(prompt: object) -> int:

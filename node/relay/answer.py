@@ -208,7 +208,7 @@ class Relay:
             self._watchdog.hurry(grace_s)
 
     async def _end_broken(self, response: RawResponse, error: UpstreamError) -> None:
-        if is_event_stream(self._headers) and response.content_length is None:
+        if is_event_stream(self._headers) and response.length is None:
             boundary = b"" if self._between_events else b"\n\n"
             code = LATE if self.late else code_of(error)
             event = error_event(f"The stream broke off: {error}", code)

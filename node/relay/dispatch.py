@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 from aiohttp import web
 
@@ -134,11 +134,10 @@ class Dispatcher:
 
     async def _open_in_time(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         """Wait for a place and a first byte, no longer than the client allows."""
-        left = attempt.time_left(self._clock())
-        if left is None:
+        if not attempt.call.options.deadline_s:
             return await self._open(attempt)
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(attempt.time_left(self._clock())):
                 return await self._open(attempt)
         except TimeoutError:
             self._notes.denied("deadline")
@@ -151,7 +150,7 @@ class Dispatcher:
             started = self._clock()
             view = self._cluster.view(call.parsed)
             plan = self._decide(view, call.parsed, attempt.options(started))
-            if isinstance(plan, Plan) and not attempt.probing and _is_full(view, plan):
+            if isinstance(plan, Plan) and plan.target != self._name and not attempt.probing and _is_full(view, plan):
                 full = full_peers(view, call.parsed.model)
                 plan = self._decide(view, call.parsed, attempt.options(started, full=full))
                 attempt.was_busy = True
@@ -175,7 +174,8 @@ class Dispatcher:
                 finish(False)
                 raise
             if isinstance(outcome, Opened):
-                self._cluster.worked(plan.target)
+                if plan.target != self._name:
+                    self._cluster.worked(plan.target)
                 if outcome.upstream.status < 400:
                     self._cluster.answered(call.parsed, plan.target, outcome.first)
                 if attempt.ticket is not None:
@@ -267,11 +267,14 @@ class Dispatcher:
         status = opened.upstream.status
         self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived, told=dict(opened.headers))
         try:
-            with (
-                self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)),
-                self._handovers.runs(Fixed()) if plan.target == self._name else nullcontext(),
-            ):
+            if opened.upstream.whole:
                 response = await relay.run(opened.first)
+            elif plan.target == self._name:
+                with self._handovers.runs(Fixed()):
+                    response = await relay.run(opened.first)
+            else:
+                with self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)):
+                    response = await relay.run(opened.first)
         except (ConnectionError, asyncio.CancelledError):
             self._notes.broke(call, plan, "client gone")
             raise

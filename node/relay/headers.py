@@ -123,3 +123,15 @@ def replaced(headers: HeaderList, name: str, value: str | None) -> HeaderList:
 def valid_request_id(value: str | None) -> bool:
     """Say whether a client's request id may be kept."""
     return value is not None and _VALID_REQUEST_ID.fullmatch(value) is not None
+
+
+def joined(lines: list[str]) -> bytes:
+    """A head of these lines.
+
+    :raises ValueError: a line holds a line break.
+    """
+    head = "\r\n".join(lines)
+    breaks = len(lines) - 1
+    if head.count("\n") != breaks or head.count("\r") != breaks or "\0" in head:
+        raise ValueError("a header holds a line break")
+    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"

@@ -6,7 +6,7 @@ from typing import Protocol, cast
 
 from aiohttp import HttpVersion11, web
 
-from node.relay.headers import LOWER, HeaderList
+from node.relay.headers import LOWER, HeaderList, joined
 
 _NO_BODY_STATUS = frozenset({204, 304})
 
@@ -23,8 +23,8 @@ class BodyWriter(Protocol):
         """Keep the head for the first write."""
         ...
 
-    async def write(self, chunk: bytes) -> None:
-        """Send a piece; waits while the client takes nothing."""
+    def put(self, chunk: bytes) -> bool:
+        """Send a piece; True when it is time to wait until the client takes more."""
         ...
 
     def end(self, chunk: bytes = b"") -> None:
@@ -47,7 +47,7 @@ class RawResponse(web.StreamResponse):
         self._writer: BodyWriter | None = None
 
     @property
-    def content_length(self) -> int | None:  # type: ignore[override]
+    def length(self) -> int | None:
         """Bytes that the body has, None where it is framed in chunks or by the end of the connection."""
         return self._length
 
@@ -56,7 +56,7 @@ class RawResponse(web.StreamResponse):
         """All of it was written and taken."""
         return self._eof_sent and self._writer is not None and not self._writer.waits
 
-    async def prepare(self, request: web.BaseRequest) -> None:  # type: ignore[override]
+    async def prepare(self, request: web.BaseRequest) -> None:
         """Hand the head to the client's writer, which sends it with the first piece. Idempotent."""
         if self._writer is None:
             self.begin(request)
@@ -83,7 +83,8 @@ class RawResponse(web.StreamResponse):
     async def write(self, data: bytes) -> None:  # type: ignore[override]
         """Send a piece; waits while the client takes nothing. :raises ConnectionResetError: the client is gone."""
         assert self._writer is not None, "the response has not begun"
-        await self._writer.write(data)
+        if self._writer.put(data):
+            await self._writer.drain()
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Send the last piece and the end, and wait until the client has taken what it must. Idempotent."""
@@ -110,15 +111,3 @@ def length_of(headers: HeaderList) -> int | None:
         if LOWER[name] == "content-length":
             return int(value)
     return None
-
-
-def joined(lines: list[str]) -> bytes:
-    """A head of these lines.
-
-    :raises ValueError: a line holds a line break.
-    """
-    head = "\r\n".join(lines)
-    breaks = len(lines) - 1
-    if head.count("\n") != breaks or head.count("\r") != breaks or "\0" in head:
-        raise ValueError("a header holds a line break")
-    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from node.errors import RemoteError
 from node.relay.connection import Connection
-from node.relay.headers import NAMES, HeaderList
+from node.relay.headers import NAMES, HeaderList, joined
 from node.relay.session import Address, Session
 
 #: Methods whose request has a length even without a body.
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_BLANKS = frozenset((b" ", b"\t"))
 
 
 class UpstreamError(RemoteError):
@@ -83,7 +84,8 @@ class UpstreamAnswer:
         self.status = connection.status
         self.reason = connection.reason
         self.headers: HeaderList = [
-            (NAMES[name], value.decode("utf-8", "surrogateescape")) for name, value in connection.headers
+            (NAMES[name], (value.rstrip(b" \t") if value[-1:] in _BLANKS else value).decode("utf-8", "surrogateescape"))
+            for name, value in connection.headers
         ]
 
     @property
@@ -212,7 +214,7 @@ def head_of(address: Address, request: UpstreamRequest, more: dict[str, str]) ->
         lines += [f"{name}: {value}" for name, value in more.items() if name.lower() not in given]
     if request.body or request.method in _WITH_BODY:
         lines.append(f"Content-Length: {len(request.body)}")
-    head = "\r\n".join(lines)
-    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
-        raise UpstreamRefusedError("a header holds a line break")
-    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+    try:
+        return joined(lines)
+    except ValueError as error:
+        raise UpstreamRefusedError(str(error)) from error

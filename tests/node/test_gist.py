@@ -75,7 +75,9 @@ def test_usual_bodies_are_plain(text: str) -> None:
     assert gist.plain(body) or b"kv_transfer_params" in body or b"\\\\u00" in body
 
 
-@given(st.binary(max_size=60) | st.recursive(st.none() | st.booleans() | st.integers(-9, 9), st.lists).map(msgpack.packb))
+@given(
+    st.binary(max_size=60) | st.recursive(st.none() | st.booleans() | st.integers(-9, 9), st.lists).map(msgpack.packb)
+)
 def test_garbage_is_a_remote_error_and_nothing_else(packed: bytes) -> None:
     with pytest.raises(RemoteError):
         gist.decode(base64.b64encode(packed).decode(), CHAT, "m", b"{}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -40,13 +39,18 @@ _NO_IDS = b'"token_ids":null'
 _PROBE, _PROBE_ID = "?", 7
 
 
-@dataclass(frozen=True, slots=True)
 class Template:
     """The bytes around text and ids. `middle` is empty where the events carry no ids."""
 
-    front: bytes
-    middle: bytes
-    back: bytes
+    __slots__ = ("_form", "_taken", "back", "front", "middle")
+
+    def __init__(self, front: bytes, middle: bytes, back: bytes) -> None:
+        self.front = front
+        self.middle = middle
+        self.back = back
+        self._form = _TEXTS_AND_IDS if middle else _TEXTS
+        #: Bytes of an event that its marks stand for, less the marks.
+        self._taken = len(front) + len(back) - 2 + (len(middle) - 1 if middle else 0)
 
     def rest(self, run: bytes) -> bytes | None:
         """Texts and ids of a run of whole events, for `said`; None unless every one of them is of this form."""
@@ -71,16 +75,6 @@ class Template:
         short = run.replace(self.front, _FRONT).replace(self.back, _BACK)
         return short.replace(self.middle, _MIDDLE) if self.middle else short
 
-    @property
-    def _taken(self) -> int:
-        """Bytes of an event that its marks stand for, less the marks."""
-        middle = len(self.middle) - 1 if self.middle else 0
-        return len(self.front) + len(self.back) - 2 + middle
-
-    @property
-    def _form(self) -> re.Pattern[bytes]:
-        return _TEXTS_AND_IDS if self.middle else _TEXTS
-
 
 def without_ids(run: bytes) -> bytes:
     """The events of a run as the engine writes them where nobody asks for ids."""
@@ -90,7 +84,9 @@ def without_ids(run: bytes) -> bytes:
 def said(rest: bytes) -> Said:
     """Read what `Template.rest` gave, of one run or of several one after the other."""
     listed = rest.replace(_FRONT, b'["')
-    listed = listed.replace(_MIDDLE, b'",[').replace(_BACK, b"]],") if _MIDDLE in rest else listed.replace(_BACK, b'",[]],')
+    listed = (
+        listed.replace(_MIDDLE, b'",[').replace(_BACK, b"]],") if _MIDDLE in rest else listed.replace(_BACK, b'",[]],')
+    )
     listed = b"[" + listed[:-1] + b"]"
     try:
         found: Said = orjson.loads(listed)

@@ -18,7 +18,9 @@ from node.relay.carry.template import learnt, said
 from tests.node.carry.building import chat, completion, delta, opening, told
 
 IDS = st.lists(st.integers(0, (1 << 32) - 1), max_size=3)
-TEXT = st.text(max_size=6) | st.sampled_from(['"token_ids":[1]', '\\"token_ids\\":[1]', "\ud800", '"}},', "\x00\x01\x02", "é"])
+TEXT = st.text(max_size=6) | st.sampled_from(
+    ['"token_ids":[1]', '\\"token_ids\\":[1]', "\ud800", '"}},', "\x00\x01\x02", "é"]
+)
 EVENTS = st.lists(st.tuples(TEXT, IDS), max_size=8)
 
 
