@@ -17,9 +17,7 @@ _GONE = (NodeState.DEAD, NodeState.LEFT)
 
 def too_large(view: ClusterView, request: ParsedRequest, model: str) -> Refusal | None:
     """The refusal of a request that fits nowhere, None when it may fit."""
-    wanted, limit = request.least_tokens, request.max_tokens or 0
-    if limit > wanted:
-        wanted = limit
+    wanted = max(request.least_tokens, request.max_tokens or 0)
     # Nearly always it is below the shortest context, which is known without looking at everybody.
     if not wanted or wanted <= shortest_context(view, model):
         return None

@@ -1,7 +1,7 @@
 """What an entry has read of a request, told to its target in a header: the target need not read the body again.
 
-A peer is believed as far as routing, deadlines and the prefix digest go: wrong chunks cost speed and nothing else. It is
-not believed in what keeps clients away from the engine's transfer parameters: `plain` is asked of the body itself.
+A peer is believed as far as routing, deadlines and the prefix digest go: wrong chunks cost speed and nothing else. It
+is not believed in what keeps clients away from the engine's transfer parameters: `plain` is asked of the body itself.
 `decode` raises `RemoteError` and nothing else.
 """
 

@@ -100,7 +100,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
     carried = carriage(path, fields)
     if strip or (carried is not None and carried.strip_ids):
         _check_depth(body)
-    previous = fields["previous_response_id"] if "previous_response_id" in fields else None
+    previous = fields.get("previous_response_id")
     return ParsedRequest(
         path=path,
         model=name,
@@ -242,9 +242,7 @@ def _least_tokens(fields: Fields) -> int:
     if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] is not None:
         return 0
     for name in ("prompt", "input"):
-        value = fields[name] if name in fields else None
-        if value is None:
-            continue
+        value = fields.get(name)
         if isinstance(value, str) or (isinstance(value, list) and value):
             many = isinstance(value, list) and isinstance(value[0], str | list)
             return max(map(_least_of, value if many else [value]))

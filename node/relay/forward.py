@@ -127,7 +127,7 @@ class PeerRunner:
 
 
 def _headers(call: Call, leg: str) -> HeaderList:
-    """The client's headers, what was read of its body, and what a peer has to know to run a stream that we can carry."""
+    """The client's headers, what was read of its body, and what a peer must know to run a stream that we can carry."""
     told = gist.encode(call.parsed)
     ours = [(GIST_HEADER, told)] if told else []
     if not call.carries:

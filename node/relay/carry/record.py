@@ -9,8 +9,8 @@ Rules
 4. What does not fit (too long, unknown fields) makes the record `blind`: the answer is passed on and cannot be carried.
    So do objects that are no piece of an answer, from an engine that has not shown the `token_ids` members that all of
    vLLM's events have: other servers may say there what they like.
-5. Runs of events of the usual form (`template.py`) are noted late: `take_usual` keeps their texts and ids as they came, at
-   most `MAX_LATE` bytes, and whoever asks for the record, or the next event of another form, has them read first.
+5. Runs of events of the usual form (`template.py`) are noted late: `take_usual` keeps their texts and ids as they came,
+   at most `MAX_LATE` bytes, and whoever asks for the record, or the next event of another form, has them read first.
 """
 
 from __future__ import annotations

@@ -218,10 +218,13 @@ async def test_a_client_that_does_not_take_the_end_is_cut(
         engine.script = fake.reply(
             Reply(200, (("Content-Type", "text/event-stream"),), (b"data: 1\n\n",), length=False)
         )
-    async with Proxy(engine.path, idle_s=0.05).running() as proxy, asyncio.timeout(10):
-        async with connect("127.0.0.1", proxy.port) as client:
-            await client.send("POST", "/v1/x", body=b"{}")
-            assert await client.reader.read() and client.reader.at_eof()  # the connection ends
+    async with (
+        Proxy(engine.path, idle_s=0.05).running() as proxy,
+        asyncio.timeout(10),
+        connect("127.0.0.1", proxy.port) as client,
+    ):
+        await client.send("POST", "/v1/x", body=b"{}")
+        assert await client.reader.read() and client.reader.at_eof()  # the connection ends
 
 
 async def test_a_death_that_is_told_twice_is_no_error() -> None:
