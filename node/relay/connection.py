@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -122,7 +123,7 @@ class Connection(asyncio.Protocol):
 
         :raises OSError: see rule 4. The connection is closed then, and when the caller is cancelled.
         """
-        timer = self._loop.call_later(deadline_s, self._late)
+        timer = None if deadline_s == inf else self._loop.call_later(deadline_s, self._late)
         try:
             while not self._head_done and self._error is None:
                 await self._wait()
@@ -130,7 +131,8 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         if not self._head_done and self._error is not None:
             self.close()
             raise self._error

@@ -13,6 +13,7 @@ import binascii
 import itertools
 import os
 from collections.abc import Callable
+from math import inf
 
 from node import load as load_vector
 from node.errors import RemoteError
@@ -116,7 +117,7 @@ class PeerRunner:
         async with patience(limit, most, lambda: self._moves_of(plan.target)) as timer:
             with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
                 upstream = await self._client.call(
-                    address, request, rid=call.rid, plan=plan.header(), first_byte_s=most
+                    address, request, rid=call.rid, plan=plan.header(), first_byte_s=inf
                 )
                 ours = internal(upstream.headers)
                 if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:

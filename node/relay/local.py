@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from node.admission import Admission, Place
@@ -194,7 +195,7 @@ class LocalRunner:
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         most = self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._meter.moves):
-            upstream = await open_upstream(base, self._request(work), first_byte_s=most)
+            upstream = await open_upstream(base, self._request(work), first_byte_s=inf)
             if not upstream.complete:
                 work.sentry = self._watch.guard(upstream, lambda: work.streaming)
             first = await first_part(upstream, method=call.method, deadline_s=most, idle_s=self._deadlines.idle_s)

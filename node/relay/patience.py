@@ -12,30 +12,6 @@ from node.relay.upstream import UpstreamSilentError
 Moves = Callable[[], int | None]
 
 
-class _Lookout:
-    """Looks every ``limit_s`` seconds whether something has moved since, and ends the time when nothing has."""
-
-    def __init__(self, timer: asyncio.Timeout, limit_s: float, moves: Moves) -> None:
-        self._timer = timer
-        self._limit_s = limit_s
-        self._moves = moves
-        self._loop = asyncio.get_running_loop()
-        self._seen = moves()
-        self._next = self._loop.call_later(limit_s, self._look)
-
-    def _look(self) -> None:
-        seen = self._moves()
-        if seen is None or seen == self._seen:
-            if not self._timer.expired():
-                self._timer.reschedule(self._loop.time())
-            return
-        self._seen = seen
-        self._next = self._loop.call_later(self._limit_s, self._look)
-
-    def close(self) -> None:
-        self._next.cancel()
-
-
 def patience(limit_s: float, most_s: float, moves: Moves) -> _Patience:
     """Give the block ``limit_s`` seconds, and as many again whenever ``moves`` has changed by then, up to ``most_s``.
 
@@ -47,30 +23,46 @@ def patience(limit_s: float, most_s: float, moves: Moves) -> _Patience:
 
 
 class _Patience:
-    """An asynchronous context manager by hand: one made of a generator takes twice as long."""
+    """Looks every ``limit_s`` seconds whether something has moved since, and ends the time when nothing has.
 
-    __slots__ = ("_began", "_limit_s", "_lookout", "_moves", "_timer")
+    An asynchronous context manager by hand, with one timer: nearly all blocks end long before it, and begin often.
+    """
+
+    __slots__ = ("_began", "_limit_s", "_loop", "_moves", "_next", "_seen", "_timer", "_until")
 
     def __init__(self, limit_s: float, most_s: float, moves: Moves) -> None:
         self._limit_s = limit_s
         self._moves = moves
-        self._timer = asyncio.timeout(most_s)
+        self._timer = asyncio.timeout(None)
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._until = self._began + most_s
 
     async def __aenter__(self) -> asyncio.Timeout:
-        self._began = asyncio.get_running_loop().time()
         await self._timer.__aenter__()
-        self._lookout = _Lookout(self._timer, self._limit_s, self._moves)
+        self._seen = self._moves()
+        self._next = self._loop.call_at(min(self._began + self._limit_s, self._until), self._look)
         return self._timer
+
+    def _look(self) -> None:
+        seen, now = self._moves(), self._loop.time()
+        if seen is None or seen == self._seen or now >= self._until:
+            if not self._timer.expired():
+                self._timer.reschedule(now)
+            return
+        self._seen = seen
+        self._next = self._loop.call_at(min(now + self._limit_s, self._until), self._look)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lookout.close()
+        self._next.cancel()
         try:
             await self._timer.__aexit__(kind, error, trace)
         except TimeoutError as late:
-            waited_s = asyncio.get_running_loop().time() - self._began
-            raise UpstreamSilentError(f"no first byte after {waited_s:.1f} s") from late
+            raise self._silent() from late
         if isinstance(error, TimeoutError):
-            waited_s = asyncio.get_running_loop().time() - self._began
-            raise UpstreamSilentError(f"no first byte after {waited_s:.1f} s") from error
+            raise self._silent() from error
+
+    def _silent(self) -> UpstreamSilentError:
+        return UpstreamSilentError(f"no first byte after {self._loop.time() - self._began:.1f} s")

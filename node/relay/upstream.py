@@ -165,7 +165,7 @@ async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: f
 
     :raises UpstreamRefusedError: no connection, or none is possible with that address; nothing was sent.
     :raises UpstreamBrokenError: the connection was cut before the headers were complete.
-    :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds.
+    :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds; infinite where the caller has a timer.
     """
     try:
         address = base.session.address(base.url)
