@@ -21,7 +21,7 @@ class Tally(Collector):
         self._name = name
         self._text = text
         self._names = names
-        self.counts: dict[Labels, int] = {}
+        self.counts: dict[Labels, int] = {} if names else {(): 0}
 
     def add(self, labels: Labels = ()) -> None:
         """Count one."""

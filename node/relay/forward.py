@@ -116,9 +116,7 @@ class PeerRunner:
         loop, most = asyncio.get_running_loop(), self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._moves_of(plan.target)) as timer:
             with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
-                upstream = await self._client.call(
-                    address, request, rid=call.rid, plan=plan.header(), first_byte_s=inf
-                )
+                upstream = await self._client.call(address, request, rid=call.rid, plan=plan.header(), first_byte_s=inf)
                 ours = internal(upstream.headers)
                 if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
                     await _read_refusal(upstream, self._deadlines.exchange_s)
