@@ -125,7 +125,7 @@ def _plain(fields: Fields, choice: Fields) -> bool:
         type(choice["index"]) is int
         and choice["index"] == 0
         and isinstance(text, str)
-        and (delta is None or len(delta) == 1)
+        and (delta is None or all(value is None for name, value in delta.items() if name != "content"))
         and choice.get("logprobs") is None
         and choice.get("finish_reason") is None
         and not choice.get("prompt_token_ids")
@@ -138,7 +138,7 @@ def _holds(template: Template, fields: Fields) -> bool:
     """Whether another text and another id give the event that they should, and no other."""
     choice = dict(fields["choices"][0])
     if choice.get("delta") is not None:
-        choice["delta"] = {"content": _PROBE}
+        choice["delta"] = {**choice["delta"], "content": _PROBE}
     else:
         choice["text"] = _PROBE
     number = b""

@@ -85,6 +85,18 @@ def test_usual_events_are_taken_in_one(make: Any, ids: list[int] | None) -> None
     assert record.complete and record.choices[0].text.getvalue() == 'abc"\\d\ne'
 
 
+def test_members_without_a_value_belong_to_the_form() -> None:
+    def event(text: str) -> bytes:  # as SGLang writes them
+        return delta({"role": None, "content": text, "reasoning_content": None, "tool_calls": None}, None)
+
+    late, plain = Record(), Record()
+    late.take(event("a"))
+    assert usual(late, event("b") + event("c")) == event("b") + event("c")
+    for text in "abc":
+        plain.take(event(text))
+    assert seen(late) == seen(plain)
+
+
 USUAL = chat("a", [1])
 
 
