@@ -17,7 +17,7 @@ from node.relay.carry.record import Choice, Record
 from node.relay.carry.template import learnt, said
 from tests.node.carry.building import chat, completion, delta, opening, told
 
-IDS = st.lists(st.integers(0, (1 << 32) - 1), max_size=3)
+IDS = st.lists(st.integers(0, 99) | st.integers(0, (1 << 32) - 1), max_size=3)
 TEXT = st.text(max_size=6) | st.sampled_from(
     ['"token_ids":[1]', '\\"token_ids\\":[1]', "\ud800", '"}},', "\x00\x01\x02", "é"]
 )
@@ -85,6 +85,14 @@ def test_usual_events_are_taken_in_one(make: Any, ids: list[int] | None) -> None
     assert record.complete and record.choices[0].text.getvalue() == 'abc"\\d\ne'
 
 
+def test_tokens_that_show_nothing_are_not_safe_to_go_on_behind() -> None:
+    record = Record()
+    record.take(chat("a", [1]))
+    assert usual(record, chat("b", [2, 3]) + chat("", [4]) + chat("", [5, 6])) is not None
+    choice = record.choices[0]
+    assert (choice.safe, choice.width, len(choice.ids)) == (3, 2, 6)
+
+
 def test_members_without_a_value_belong_to_the_form() -> None:
     def event(text: str) -> bytes:  # as SGLang writes them
         return delta({"role": None, "content": text, "reasoning_content": None, "tool_calls": None}, None)
@@ -148,6 +156,8 @@ def test_events_of_any_other_form_are_read_one_by_one(event: bytes) -> None:
         delta({"reasoning": "a"}, [1]),
         delta({}, [1]),
         told(1, 1),
+        write({"content": "a", **(read(chat("a", [1])) or {})}),
+        chat("a", [1]).replace(b'"content":"a"', b'"content":"b","content":"a"'),
         b"data: " + json.dumps(read(chat("a", [1]))).encode() + b"\n\n",
     ],
 )
