@@ -10,7 +10,6 @@ import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 
 from node.plan import Plan
 from node.relay.call import Call
@@ -161,6 +160,8 @@ class DecisionLog:
 
 def _forecast(decisions: list[Decision]) -> dict[str, object]:
     """How far predicted and real times to the first byte of streams are apart, and predicted and real cached tokens."""
+    from statistics import median  # it brings fractions and decimals: no start should wait for those
+
     ratios = [
         decision.predicted_ms / decision.ran_ms
         for decision in decisions
