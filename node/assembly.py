@@ -336,7 +336,7 @@ class Node:
             self.settings.name,
             metrics=self.metrics,
             downs=self.downs,
-            own_load=self.reporter.vector,
+            own_load=self.reporter.glance,
             on_raised=lambda incarnation: raise_to(self._boot_file, incarnation),
             clock=self._clock,
         )

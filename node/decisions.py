@@ -10,7 +10,6 @@ import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
 
 from node.plan import Plan
 from node.relay.call import Call
@@ -111,7 +110,7 @@ class DecisionLog:
     ) -> None:
         """A request was answered or refused; `told` are the target's own headers by lower-case name."""
         others = () if plan is None else _cheapest(plan)
-        if plan is not None:  # the terms of the other candidates are nobody's business any more
+        if plan is not None and len(plan.costs) > 1:  # the terms of the others are nobody's business any more
             plan = replace(plan, costs=() if plan.cost is None else (plan.cost,))
         number = next(self._numbers)
         self._ring.append(
@@ -161,6 +160,8 @@ class DecisionLog:
 
 def _forecast(decisions: list[Decision]) -> dict[str, object]:
     """How far predicted and real times to the first byte of streams are apart, and predicted and real cached tokens."""
+    from statistics import median  # it brings fractions and decimals: no start should wait for those
+
     ratios = [
         decision.predicted_ms / decision.ran_ms
         for decision in decisions
@@ -182,6 +183,8 @@ def _ran_ms(call: Call, plan: Plan, first_byte_s: float) -> float:
 
 
 def _cheapest(plan: Plan) -> tuple[tuple[str, float], ...]:
+    if len(plan.costs) < 2:
+        return ()
     others = sorted((cost.total_ms, cost.name) for cost in plan.costs if cost.name != plan.target)
     return tuple((name, total_ms) for total_ms, name in others[:MAX_OTHERS])
 

@@ -107,7 +107,13 @@ class PrefixDigest:
         if not chunks or prompt_bytes <= 0:
             return Changes()
         tokens = max(1, CHUNK_BYTES * prompt_tokens // prompt_bytes)
-        added = [chunk for chunk in reversed(chunks) if self._put(chunk, _Chunk(None, 0, 0, tokens))]
+        added = []
+        for name in reversed(chunks):
+            known = self._chunks.get(name)
+            if known is not None and known.run is None and known.tokens == tokens:
+                self._chunks.move_to_end(name)  # a long prompt that comes again: hundreds of them
+            elif self._put(name, _Chunk(None, 0, 0, tokens)):
+                added.append(name)
         return self._changes(added)
 
     def evicted(self, block: bytes) -> tuple[int, ...]:

@@ -77,6 +77,8 @@ class WatchedPeers(WatchedRunner):
 
 def blocks_in(headers: HeaderList) -> int:
     """KV blocks that the headers of an answer tell of; 0 when they tell nothing, or no number."""
+    if not headers:
+        return 0
     text = next((value for name, value in headers if name.lower() == PULLED_HEADER), "")
     return min(int(text), MAX_BLOCKS) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 

@@ -85,7 +85,7 @@ class History:
         return [step.point() for step in young]
 
     def _step(self) -> Step:
-        index = int(self.now())
+        index = int(self._clock() / STEP_S)
         if not self._steps or self._steps[-1].index < index:
             self._steps.append(Step(index))
         return self._steps[-1]

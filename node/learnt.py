@@ -49,7 +49,9 @@ class Learnt:
 
     def weight(self, now: float) -> float:
         """Requests that all this rests on, as far as they are recent."""
-        idle_s = max(0.0, now - self._ended_at - FRESH_S)
+        idle_s = now - self._ended_at - FRESH_S
+        if not idle_s > 0 or not self._samples:
+            return self._samples
         return self._samples * math.pow(0.5, idle_s / FADE_S)
 
     def _refresh(self, now: float) -> None:

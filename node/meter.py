@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from node.learnt import Learnt
 from node.load import MAX_TOKENS, LoadVector
-from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, PrefillTime, Work
+from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, UNMEASURED, PrefillTime, Work
 
 #: Requests tracked at once; the oldest are given up beyond.
 MAX_REQUESTS = 4096
@@ -32,6 +32,9 @@ REPORT_S = 5.0
 
 #: Until something is measured.
 PRIOR_DECODE_TPS = 40.0
+
+#: Seconds for which quantiles and rates are good enough for a decision of our own: peers decide on older ones.
+GLANCE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -98,6 +101,9 @@ class LoadMeter:
         self._progress = 0.0
         #: When the engine's connector last reported a prompt done.
         self._computed_at = -math.inf
+        #: The part of a vector that rests on what was learnt, and when it was worked out.
+        self._measured: tuple[float, PrefillTime, float, float, float, float, float, float, float]
+        self._measure(-math.inf)
 
     def dispatched(self, rid: str, now: float, est_tokens: int, cached_est: int = 0) -> None:
         """The engine got a request of about `est_tokens`, of which about `cached_est` are in its cache."""
@@ -202,7 +208,8 @@ class LoadMeter:
     @property
     def prefill(self) -> PrefillTime:
         """How long a prompt takes to compute; a prior until one was."""
-        return self._learnt.prefill.time if self._learnt.prefill.time.measured else PRIOR
+        time = self._learnt.prefill.time
+        return time if time != UNMEASURED else PRIOR
 
     @property
     def decode_tps(self) -> float:
@@ -243,29 +250,56 @@ class LoadMeter:
     ) -> LoadVector:
         """The load vector as of `now`. What was never measured is 0."""
         self._forget(now)
+        self._measure(now)
+        return self.glance(now, ready=ready, draining=draining, rtts=rtts, rates=rates)
+
+    def glance(
+        self,
+        now: float,
+        *,
+        ready: bool,
+        draining: bool,
+        rtts: dict[str, float] | None = None,
+        rates: dict[str, float] | None = None,
+    ) -> LoadVector:
+        """The same for this node's own decisions: what it learnt may be `GLANCE_S` old, what it has is as of `now`."""
+        if now - self._measured_at > GLANCE_S:
+            self._measure(now)
         running, waiting = self._occupancy(now)
-        learnt = self._learnt
+        report, time, begun_ms, done_ms = self._report, self.prefill, 0.0, (now - self._progress) * 1000
+        if self._begun.prompts:
+            begun_ms = time.ms_of(self._begun)
+        done_ms = 0.0 if done_ms < 0 else begun_ms if done_ms > begun_ms else done_ms
+        queued_ms = time.ms_of(self._ahead) - done_ms if self._ahead.prompts else 0.0
         return LoadVector(
-            ready=ready,
-            draining=draining,
-            running=running,
-            waiting=waiting,
-            slots=self.slots,
-            queued_tokens=self.queued_tokens(now),
-            moves=self.moves,
-            kv_use=self._report.kv_use if self._report is not None else 0.0,
-            queued_ms=max(0.0, self.queued_ms(now)),
-            samples=learnt.weight(now),
-            prefill=self._learnt.prefill.time,
-            decode_tps=self._learnt.decode.per_second,
-            ttft_p50_ms=learnt.ttft.quantile(0.5),
-            ttft_p95_ms=learnt.ttft.quantile(0.95),
-            itl_p50_ms=learnt.gap.quantile(0.5),
-            itl_p95_ms=learnt.gap.quantile(0.95),
-            e2e_p50_ms=learnt.whole.quantile(0.5),
-            e2e_p95_ms=learnt.whole.quantile(0.95),
-            rtts=rtts or {},
-            rates=rates or {},
+            ready,
+            draining,
+            running,
+            waiting,
+            self.slots,
+            self._ahead.tokens - int(self._begun.tokens * done_ms / begun_ms if begun_ms > 0 else 0.0),
+            self.moves,
+            report.kv_use if report is not None else 0.0,
+            queued_ms if queued_ms > 0 else 0.0,
+            *self._measured,
+            rtts or {},
+            rates or {},
+        )
+
+    def _measure(self, now: float) -> None:
+        """Work out what a vector says of what was learnt, in the order of its fields."""
+        learnt = self._learnt
+        self._measured_at = now
+        self._measured = (
+            learnt.weight(now),
+            learnt.prefill.time,
+            learnt.decode.per_second,
+            learnt.ttft.quantile(0.5),
+            learnt.ttft.quantile(0.95),
+            learnt.gap.quantile(0.5),
+            learnt.gap.quantile(0.95),
+            learnt.whole.quantile(0.5),
+            learnt.whole.quantile(0.95),
         )
 
     def validate(self) -> None:
@@ -318,9 +352,9 @@ class LoadMeter:
 
     def _owe(self, request: _Request, work: Work) -> None:
         """It has `work` left to compute of its prompt."""
-        self._ahead = self._ahead.minus(request.work).plus(work)
+        self._ahead = self._ahead.exchanged(request.work, work)
         if request.begun:
-            self._begun = self._begun.minus(request.work).plus(work)
+            self._begun = self._begun.exchanged(request.work, work)
         request.work = request.prompt = work
 
     def _begin(self, request: _Request, now: float) -> None:

@@ -20,11 +20,12 @@ from node.hits import HitWatch
 from node.plan import Plan, Refusal
 from node.relay.call import Call
 from node.relay.carry.lost import Lost
+from node.tally import Spread, Tally
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
-_STATUSES = frozenset(int(status) for status in HTTPStatus)
+_STATUSES = {int(status): str(int(status)) for status in HTTPStatus}
 
 Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
@@ -57,18 +58,17 @@ class Metrics:
         self.log = DecisionLog()
         self.hits = HitWatch()
         r = self.registry
-        self.requests = Counter("grapevine_requests", "Requests answered to clients.", ("place", "status"), registry=r)
-        self.first_byte = Histogram(
+        self.requests = Tally("grapevine_requests", "Requests answered to clients.", ("place", "status"))
+        self.first_byte = Spread(
             "grapevine_first_byte_seconds",
             "From a request's arrival to the first byte of its answer.",
+            _SECONDS,
             ("place",),
-            buckets=_SECONDS,
-            registry=r,
         )
-        self.decide = Histogram(
-            "grapevine_decide_seconds", "Time taken to decide.", buckets=_DECIDE_SECONDS, registry=r
-        )
-        self.served = Counter("grapevine_peer_requests", "Requests of peers, by answer.", ("status",), registry=r)
+        self.decide = Spread("grapevine_decide_seconds", "Time taken to decide.", _DECIDE_SECONDS)
+        self.served = Tally("grapevine_peer_requests", "Requests of peers, by answer.", ("status",))
+        for often in (self.requests, self.first_byte, self.decide, self.served):
+            r.register(often)
         self.retries = Counter("grapevine_retries", "Attempts that ended without an answer.", ("why",), registry=r)
         self.wait = Histogram("grapevine_wait_seconds", "Time in the waiting room.", buckets=_SECONDS, registry=r)
         self.denials = Counter(
@@ -140,7 +140,7 @@ class Metrics:
 
     def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
         """Note a decision."""
-        self.decide.observe(seconds)
+        self.decide.add(seconds)
 
     def retried(self, why: str) -> None:
         """Note an attempt without an answer."""
@@ -165,9 +165,9 @@ class Metrics:
     ) -> None:
         """Note an answer or a refusal."""
         place = "refused" if plan is None else "forwarded" if plan.hops else "local"
-        self.requests.labels(place, status_label(status)).inc()
+        self.requests.add((place, status_label(status)))
         if first_byte_s is not None:
-            self.first_byte.labels(place).observe(first_byte_s)
+            self.first_byte.add(first_byte_s, (place,))
         self.history.answered(place, first_byte_s)
         self.log.note(call, plan, status, self._clock(), first_byte_s=first_byte_s, told=told)
 
@@ -219,4 +219,4 @@ class Metrics:
 
 def status_label(status: int) -> str:
     """Return a status as a label: an engine that answers with any number must not fill our table."""
-    return str(status) if status in _STATUSES else "other"
+    return _STATUSES.get(status, "other")

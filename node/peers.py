@@ -19,6 +19,8 @@ from node.tls import PEER_NAME, ClusterTrust
 PEER_PREFIX = "/peer"
 PEER_HEADER = "x-grapevine-peer"
 PLAN_HEADER = "x-grapevine-plan"
+#: What was read of the request's body (`node.prompt.gist`).
+GIST_HEADER = "x-grapevine-gist"
 #: On a 429: the peer is full, or its queue is longer than the plan was made for. This is no answer for the client.
 BUSY_HEADER = "x-grapevine-busy"
 FULL, LONGER = "1", "longer"

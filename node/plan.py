@@ -1,7 +1,7 @@
 """The plan: where one request runs and why; and the refusal when it can run nowhere.
 
 The plan travels from entry to target in the header `x-grapevine-plan`, base64 of msgpack. It carries no chunk
-hashes: the target has the body and hashes it in less time than it takes to read them. Time is carried as
+hashes: they belong to what was read of the body, a header of its own (`node.prompt.gist`). Time is carried as
 seconds left, never as a date. `decode_plan` raises `RemoteError` and nothing else.
 """
 
@@ -113,7 +113,10 @@ class Plan:
     @property
     def cost(self) -> CandidateCost | None:
         """What the target was expected to cost; None where another node decided."""
-        return next((cost for cost in self.costs if cost.name == self.target), None)
+        for cost in self.costs:
+            if cost.name == self.target:
+                return cost
+        return None
 
     def header(self) -> str:
         """The value of `x-grapevine-plan`, at most `MAX_HEADER` long."""
@@ -139,6 +142,9 @@ class Plan:
         return base64.b64encode(packed).decode()
 
 
+_COUNTS = (("c", MAX_CHUNKS), ("mt", MAX_TOKENS), ("pt", MAX_TOKENS), ("h", MAX_HOPS))
+
+
 def decode_plan(header: str) -> Plan:
     """The plan in a header. Raises `RemoteError` when it is too long, malformed or out of range."""
     if len(header) > MAX_HEADER:
@@ -153,19 +159,26 @@ def decode_plan(header: str) -> Plan:
     if not isinstance(visited, list) or len(visited) > MAX_VISITED:
         raise RemoteError("plan: bad list of visited nodes")
     source = fields.get("s", "")
+    counts = []
+    for key, high in _COUNTS:  # `integer`, written out
+        value = fields.get(key, 0)
+        if type(value) is not int or not 0 <= value <= high:
+            raise RemoteError(f"{key}: no integer within [0, {high}]")
+        counts.append(value)
+    chunks, matched, prompt, hops = counts
     return Plan(
         rid=text(fields, "i", MAX_RID),
         model=text(fields, "m", MAX_MODEL_ID),
         entry=node_name(fields.get("e"), "plan: entry"),
         target=node_name(fields.get("t"), "plan: target"),
         source=None if source == "" else node_name(source, "plan: source"),
-        chunks=integer(fields, "c", 0, MAX_CHUNKS, 0),
-        matched_tokens=integer(fields, "mt", 0, MAX_TOKENS, 0),
-        prompt_tokens=integer(fields, "pt", 0, MAX_TOKENS, 0),
+        chunks=chunks,
+        matched_tokens=matched,
+        prompt_tokens=prompt,
         reason=text(fields, "w", MAX_REASON, ""),
         policy=text(fields, "p", MAX_REASON, ""),
-        hops=integer(fields, "h", 0, MAX_HOPS, 0),
-        visited=tuple(node_name(entry, "plan: visited") for entry in visited),
+        hops=hops,
+        visited=tuple([node_name(entry, "plan: visited") for entry in visited]),
         deadline_s=number(fields, "d", 0.0, MAX_DEADLINE_S, 0.0),
         patience_ms=number(fields, "q", 0.0, MAX_PATIENCE_MS, 0.0),
     )

@@ -59,10 +59,13 @@ class Work(NamedTuple):
         """Both together."""
         return Work(self.prompts + other.prompts, self.tokens + other.tokens, self.pairs + other.pairs)
 
-    def minus(self, other: Work) -> Work:
-        """Without the other; nothing negative is left by rounding."""
-        tokens = self.tokens - other.tokens
-        return Work(self.prompts - other.prompts, tokens, max(0.0, self.pairs - other.pairs) if tokens else 0.0)
+    def exchanged(self, old: Work, new: Work) -> Work:
+        """With `new` in the place of `old`; nothing negative is left by rounding."""
+        tokens = self.tokens - old.tokens
+        pairs = self.pairs - old.pairs
+        if not tokens or pairs < 0:
+            pairs = 0.0
+        return Work(self.prompts - old.prompts + new.prompts, tokens + new.tokens, pairs + new.pairs)
 
 
 NO_WORK = Work()

@@ -177,7 +177,8 @@ class Registry:
 
     def worked(self, target: str) -> None:
         """Learn that a target answered."""
-        self.circuits.worked(target, self._clock())
+        if self.circuits:
+            self.circuits.worked(target, self._clock())
 
     def row_age_s(self, target: str) -> float:
         """Return the seconds since a node's newest load row was true; infinite for a stranger."""

@@ -86,6 +86,16 @@ class Reporter:
             rates=self._rates(),
         )
 
+    def glance(self) -> LoadVector:
+        """The same for our own decisions, see `LoadMeter.glance`."""
+        return self._meter.glance(
+            self._clock(),
+            ready=self._ready,
+            draining=self._admission.draining,
+            rtts=self._rtts,
+            rates=self._rates(),
+        )
+
     def tick(self) -> None:
         """Publish the load row and what waits."""
         if self._publisher is None or self._gossip is None or self._registry is None:

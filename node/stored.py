@@ -33,7 +33,7 @@ class StoredResponses:
 
     def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
         """`target` ran a request; `first` is the first piece of its answer."""
-        if parsed.path.rstrip("/") != _PATH:
+        if _PATH not in parsed.path or parsed.path.rstrip("/") != _PATH:
             return
         found = _ID.search(first[:_LOOKED_AT])
         if found is None:

@@ -116,7 +116,10 @@ class ClusterView:
 
     def get(self, name: str) -> Candidate | None:
         """The candidate of that name."""
-        return next((c for c in self.candidates if c.name == name), None)
+        for candidate in self.candidates:
+            if candidate.name == name:
+                return candidate
+        return None
 
     def models(self) -> set[str]:
         """Every model that some known node serves or served."""

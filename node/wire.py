@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgpack
 
@@ -42,12 +43,10 @@ def unpack_map(data: bytes, limit: int, what: str) -> dict[str, object]:
         raise RemoteError(f"{what}: not msgpack ({type(error).__name__})") from error
     if not isinstance(value, dict):
         raise RemoteError(f"{what}: not a map")
-    fields: dict[str, object] = {}
-    for key, item in value.items():
-        if not isinstance(key, str):
+    for key in value:
+        if type(key) is not str:
             raise RemoteError(f"{what}: a key is no string")
-        fields[key] = item
-    return fields
+    return value
 
 
 def number(fields: Mapping[str, object], key: str, low: float, high: float, default: float | None = None) -> float:
@@ -63,7 +62,7 @@ def number(fields: Mapping[str, object], key: str, low: float, high: float, defa
 def integer(fields: Mapping[str, object], key: str, low: int, high: int, default: int | None = None) -> int:
     """An integer within [low, high]; `default` when the key is absent and a default is given."""
     value = fields.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if type(value) is not int or not low <= value <= high:
         raise RemoteError(f"{key}: no integer within [{low}, {high}]")
     return value
 
@@ -79,15 +78,25 @@ def flag(fields: Mapping[str, object], key: str, default: bool | None = None) ->
 def text(fields: Mapping[str, object], key: str, limit: int, default: str | None = None) -> str:
     """A string of at most `limit` UTF-8 bytes without control characters."""
     value = fields.get(key, default)
-    if not isinstance(value, str) or len(value.encode("utf-8", "surrogatepass")) > limit:
+    if (
+        type(value) is not str
+        or len(value) > limit
+        or not (value.isascii() or len(value.encode("utf-8", "surrogatepass")) <= limit)
+    ):
         raise RemoteError(f"{key}: no string of at most {limit} bytes")
-    if not value.isprintable() and value:
+    if value and not value.isprintable():
         raise RemoteError(f"{key}: holds characters that cannot be printed")
     return value
 
 
 def name(value: object, what: str) -> str:
     """A node name, or `RemoteError`."""
-    if not isinstance(value, str) or NAME.fullmatch(value) is None:
+    if type(value) is not str or not _is_name(value):
         raise RemoteError(f"{what}: no node name")
     return value
+
+
+@lru_cache(4096)
+def _is_name(value: str) -> bool:
+    """The same few names come with every message."""
+    return NAME.fullmatch(value) is not None

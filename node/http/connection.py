@@ -27,7 +27,8 @@ from node.http.errors import ApiError
 from node.http.request import Body, Request
 from node.http.writer import Flow, Writer
 from node.logs import set_request
-from node.relay.headers import HeaderList
+from node.relay.headers import LOWER, NAMES, HeaderList
+from node.relay.response import RawResponse
 
 #: Header limits: one line, how many, and the whole head in bytes.
 MAX_HEADER_LINE = 16 * 1024
@@ -81,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         #: What the parser is in: bytes of the head so far, its parts, the body it fills.
         self._head_bytes = 0
+        #: The head is no longer than this.
+        self._most_head = 0
         self._target = b""
         self._pairs: HeaderList = []
         self._raw: list[tuple[bytes, bytes]] = []
@@ -139,6 +142,7 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         self._ended = False
+        self._most_head = self._head_bytes + len(data)
         try:
             self._feed(data)
         except _Refused:
@@ -201,7 +205,8 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         method = parser.get_method()
         pairs = self._pairs = self._decoded()
-        if parser.should_upgrade() and method != b"CONNECT" and not _offers_websocket(pairs):
+        upgrade = parser.should_upgrade()
+        if upgrade and method != b"CONNECT" and not _offers_websocket(pairs):
             self._upgrading = True
             return
         version = parser.get_http_version()
@@ -215,7 +220,7 @@ class Connection(asyncio.Protocol):
             method=method.decode("ascii"),
             target=self._target.decode("utf-8", "surrogateescape"),
             http_1_1=version == "1.1",
-            keep_alive=parser.should_keep_alive() and not parser.should_upgrade(),
+            keep_alive=parser.should_keep_alive() and not upgrade,
             pairs=pairs,
             body=body,
             writer=Writer(self._flow),
@@ -228,14 +233,19 @@ class Connection(asyncio.Protocol):
         raw, self._raw = self._raw, []
         if len(raw) > MAX_HEADERS:
             self._stop(431, "too_many_headers", f"A request may have {MAX_HEADERS} headers.")
-        sizes = [len(name) + len(value) for name, value in raw]
-        if sum(sizes) > MAX_HEADER_LINE:  # else no line is longer
-            if max(sizes) > MAX_HEADER_LINE:
+        if self._most_head > MAX_HEADER_LINE:  # else no line is longer
+            sizes = [len(name) + len(value) for name, value in raw]
+            if max(sizes, default=0) > MAX_HEADER_LINE:
                 self._stop(431, "header_too_long", f"A header may have {MAX_HEADER_LINE} bytes.")
             if sum(sizes) > MAX_HEAD:
                 self._stop(431, "head_too_large", _HEAD_TOO_LARGE)
         return [
-            (name.decode("utf-8", "surrogateescape"), value.strip(b" \t").decode("utf-8", "surrogateescape"))
+            (
+                NAMES[name],
+                (value.strip(b" \t") if value[:1] in _BLANKS or value[-1:] in _BLANKS else value).decode(
+                    "utf-8", "surrogateescape"
+                ),
+            )
             for name, value in raw
         ]
 
@@ -245,7 +255,7 @@ class Connection(asyncio.Protocol):
             self._stop(505, "bad_version", "Only HTTP/1.1 and HTTP/1.0 are spoken here.")
         hosts = 0
         for name, value in self._pairs:
-            lower = name.lower()
+            lower = LOWER[name]
             if lower == "host":
                 hosts += 1
             elif lower == "transfer-encoding" and (value.lower() != "chunked" or version == "1.0"):
@@ -357,8 +367,9 @@ class Connection(asyncio.Protocol):
         """Answer one request. Returns whether the next one may follow on this connection."""
         set_request("")  # the one before it on this connection is over
         response = await self._handler(request)
-        await response.prepare(request)
-        await response.write_eof()
+        if not (isinstance(response, RawResponse) and response.over):
+            await response.prepare(request)
+            await response.write_eof()
         body = request.content
         if body.is_eof():
             return bool(response.keep_alive)
@@ -406,5 +417,6 @@ def _offers_websocket(pairs: HeaderList) -> bool:
     return any(name.lower() == "upgrade" and "websocket" in value.lower() for name, value in pairs)
 
 
+_BLANKS = frozenset((b" ", b"\t"))
 _HEAD_TOO_LARGE = f"The head of a request may have {MAX_HEAD} bytes."
 _REASONS = {414: "URI Too Long", 431: "Request Header Fields Too Large", 505: "HTTP Version Not Supported"}

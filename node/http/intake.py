@@ -12,7 +12,7 @@ from node.errors import BadRequest
 from node.http.errors import ApiError, ApiFailure
 from node.http.request import Request
 from node.prompt import ParsedRequest, parse_request
-from node.relay.headers import HeaderList, valid_request_id
+from node.relay.headers import LOWER, HeaderList, valid_request_id
 
 #: Seconds between two pieces of a body; a client that sends slower than this holds memory for nothing.
 BODY_IDLE_S = 30.0
@@ -75,7 +75,7 @@ class Held:
 
 def header_list(request: web.BaseRequest) -> HeaderList:
     """The request's headers in order, duplicates kept."""
-    if isinstance(request, Request):
+    if type(request) is Request:
         return request.pairs
     return [
         (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
@@ -83,9 +83,16 @@ def header_list(request: web.BaseRequest) -> HeaderList:
     ]
 
 
+def first_headers(request: web.BaseRequest) -> dict[str, str]:
+    """The first value of each header by its lower-case name."""
+    if type(request) is Request:
+        return request.first
+    return {LOWER[name]: value for name, value in reversed(header_list(request))}
+
+
 def request_id(request: web.BaseRequest) -> str:
     """The client's X-Request-Id when it is valid, otherwise a new one."""
-    given = request.headers.get("X-Request-Id")
+    given = first_headers(request).get("x-request-id")
     if given is not None and valid_request_id(given):
         return given
     return os.urandom(16).hex()
@@ -104,9 +111,11 @@ async def read_body(request: web.BaseRequest, limit_mib: int, held: Held) -> byt
         coming, 400 when it is cut.
     """
     limit = limit_mib * _MIB
-    if (request.content_length or 0) > limit:
+    headers = first_headers(request)
+    if "content-length" in headers and (request.content_length or 0) > limit:
         raise _too_large(limit_mib)
-    await _go_on(request)
+    if "expect" in headers:
+        await _go_on(request, headers["expect"].lower())
     try:
         if request.content.is_eof():  # usual prompts come with their head
             body = request.content.read_nowait()
@@ -138,9 +147,8 @@ async def _read_pieces(request: web.BaseRequest, limit_mib: int, held: Held) -> 
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _go_on(request: web.BaseRequest) -> None:
+async def _go_on(request: web.BaseRequest, expect: str) -> None:
     """Answer ``Expect: 100-continue``: the head was good, the body may come."""
-    expect = request.headers.get("Expect", "").lower()
     if not expect:
         return
     if expect != "100-continue":
@@ -160,10 +168,11 @@ def parse(request: web.BaseRequest, path: str, body: bytes) -> ParsedRequest:
 
     :raises ApiFailure: 400 when the body is no JSON object where it has to be one, 415 when it is compressed.
     """
-    if body and request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    headers = first_headers(request)
+    if body and "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
         message = "Compressed request bodies are not taken: the model's name could not be read."
         raise ApiFailure(ApiError(415, "compressed_body", message))
     try:
-        return parse_request(path, body, request.headers.get("Content-Type", ""))
+        return parse_request(path, body, headers.get("content-type", ""))
     except BadRequest as error:
         raise ApiFailure(ApiError(400, "invalid_json", str(error))) from error

@@ -13,7 +13,7 @@ from node.clients import Access, Client, Denied
 from node.http.auth import OPERATOR_HEADER, bearer, check_operator
 from node.http.cors import Cors
 from node.http.errors import ApiError, ApiFailure, json_response, model_not_found
-from node.http.intake import BodyRoom, Held, header_list, parse, read_body, request_id
+from node.http.intake import BodyRoom, Held, first_headers, header_list, parse, read_body, request_id
 from node.http.options import TIMEOUT, client_of, read_options, read_priority, with_priority
 from node.logs import set_request
 from node.plan import Refusal
@@ -78,7 +78,11 @@ class OpenAi:
             return permission  # a browser asks without the key
         client = self.authorize(request)
         path = request.raw_path.partition("?")[0]
-        if request.method in {"GET", "HEAD"} and (path == _MODELS or path.startswith(_MODELS + "/")):
+        if (
+            request.method != "POST"
+            and request.method in {"GET", "HEAD"}
+            and (path == _MODELS or path.startswith(_MODELS + "/"))
+        ):
             return self._models(request, path)
         if client is None:
             return await self._serve(request, path, arrived, None)
@@ -111,12 +115,13 @@ class OpenAi:
         :raises ApiFailure: it cannot be understood or is too large.
         """
         # Any other upgrade is an offer that a server may ignore: some clients offer HTTP/2 with every first request.
-        if "websocket" in request.headers.get("Upgrade", "").lower():
+        given = first_headers(request)
+        if "upgrade" in given and "websocket" in given["upgrade"].lower():
             raise ApiFailure(ApiError(501, "no_upgrade", "Protocol upgrades (WebSocket) are not relayed."))
         headers = header_list(request)
         rid = request_id(request)
         set_request(rid)
-        timeout = request.headers.get(TIMEOUT)
+        timeout = given.get(TIMEOUT)
         ours = internal(headers)
         options = read_options(ours, self._registry.known, rid=rid, timeout=timeout)
         if options.force_source is not None:
@@ -127,7 +132,7 @@ class OpenAi:
             parsed = await asyncio.to_thread(parse, request, path, body)
         else:
             parsed = parse(request, path, body)
-        priority = read_priority(request.headers, parsed.priority)
+        priority = read_priority(given, parsed.priority)
         sent = with_priority(for_upstream(headers), priority)
         if client is not None:  # that key was for us
             sent = replaced(sent, "Authorization", None)

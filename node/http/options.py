@@ -12,11 +12,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from node.errors import BadRequest
 from node.http.errors import ApiError, ApiFailure
 from node.plan import FORCE_SOURCE, FORCE_TARGET, MAX_DEADLINE_S, NO_PULL, RouteOptions
-from node.relay.headers import HeaderList, replaced
+from node.relay.headers import LOWER, HeaderList, replaced
 
 TIMEOUT = "x-request-timeout"
 PRIORITY = "x-request-priority"
@@ -31,6 +32,8 @@ _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
 #: Bits of an IPv6 address that one subscriber usually has to himself are not looked at.
 _IPV6_PREFIX = 64
+#: Addresses of clients that are remembered in that form.
+ADDRESSES = 4096
 
 
 def read_options(
@@ -40,6 +43,8 @@ def read_options(
 
     :raises ApiFailure: 400 when a named node is unknown or a value makes no sense.
     """
+    if not headers and timeout is None:
+        return RouteOptions(rid)
     try:
         options = RouteOptions.from_headers(headers, rid=rid, deadline_s=_deadline(timeout))
     except BadRequest as error:
@@ -53,12 +58,12 @@ def read_options(
 
 
 def read_priority(headers: Mapping[str, str], in_body: int | None) -> int | None:
-    """Return the priority of a request, None when it names none.
+    """Return the priority of a request, None when it names none. ``headers``: by lower-case name.
 
     :raises ApiFailure: 400 when it is no whole number, or out of range.
     """
     for name in (PRIORITY, VLLM_PRIORITY):
-        if (given := headers.get(name)) is not None:
+        if (given := headers.get(LOWER[name])) is not None:
             if _WHOLE.fullmatch(given.strip()) is None:
                 raise _bad_priority(name, given)
             return _within(name, int(given))
@@ -75,10 +80,16 @@ def client_of(remote: str | None) -> str:
 
     Anybody could write anything into a header, and would be served once for each name that he invents.
     """
+    return _subscriber(remote or "")
+
+
+@lru_cache(ADDRESSES)
+def _subscriber(remote: str) -> str:
+    """Whose address this is: of IPv6 its network."""
     try:
-        address = ipaddress.ip_address((remote or "").partition("%")[0])
+        address = ipaddress.ip_address(remote.partition("%")[0])
     except ValueError:
-        return remote or ""
+        return remote
     if address.version == 6:
         return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
     return str(address)

@@ -27,9 +27,9 @@ from node.http.signature import PeerCall, PeerSigner, SignedBody
 from node.load import LoadVector
 from node.logs import set_request
 from node.metrics import Metrics, status_label
-from node.peers import BUSY_HEADER, FULL, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
+from node.peers import BUSY_HEADER, FULL, GIST_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, PLAN_HEADER, REFUSED_HEADER
 from node.plan import Plan, RouteOptions, decode_plan
-from node.prompt import ParsedRequest
+from node.prompt import ParsedRequest, gist
 from node.registry import Registry
 from node.relay.answer import Relay
 from node.relay.call import Busy, Call, Failed, Opened
@@ -153,10 +153,10 @@ class PeerRoutes:
         if signed is not None and not signed.matches(body):
             self._metrics.remote_errors.labels("body").inc()
             raise ApiFailure(ApiError(403, "peer_body", "The body is not the one that was signed."))
-        parsed = parse(request, target.partition("?")[0], body)
         set_request(plan.rid)
         given = header_list(request)
         ours = internal(given)
+        parsed = self._parsed(request, target.partition("?")[0], body, plan, ours.get(GIST_HEADER))
         if (chunks := ours.get(CHUNKS_HEADER)) is not None:
             parsed = self._continued(parsed, chunks)
         return Call(
@@ -169,6 +169,15 @@ class PeerRoutes:
             arrived,
             carries=CARRY_HEADER in ours,
         )
+
+    def _parsed(self, request: web.BaseRequest, path: str, body: bytes, plan: Plan, told: str | None) -> ParsedRequest:
+        """The request as its entry has read it, or as we do."""
+        if told is not None and gist.plain(body):
+            try:
+                return gist.decode(told, path, plan.model, body)
+            except RemoteError:
+                self._metrics.remote_errors.labels("gist").inc()
+        return parse(request, path, body)
 
     def _continued(self, parsed: ParsedRequest, header: str) -> ParsedRequest:
         """The rest of an answer, under the chunks of the prompt that its client sent."""
@@ -192,18 +201,21 @@ class PeerRoutes:
             on_piece=opened.on_piece,
             marked=call.carries,
         )
-        self._metrics.served.labels(status_label(opened.upstream.status)).inc()
+        self._metrics.served.add((status_label(opened.upstream.status),))
         whole = False
-        with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
-            try:
+        try:
+            if opened.upstream.whole:
                 response = await relay.run(opened.first)
-                whole = relay.error is None
-            finally:
-                opened.end(whole)
+            else:
+                with self._handovers.runs(PeerStream(call, relay), leg if call.carries else None):
+                    response = await relay.run(opened.first)
+            whole = relay.error is None
+        finally:
+            opened.end(whole)
         return response
 
     def _busy(self, busy: Busy, *, request_read: bool = True) -> web.Response:
-        self._metrics.served.labels("longer" if busy.longer else "busy").inc()
+        self._metrics.served.add(("longer" if busy.longer else "busy",))
         headers = {BUSY_HEADER: LONGER if busy.longer else FULL, LOAD_HEADER: write_load(busy.load or self._vector())}
         response = ApiError(429, "node_busy", "This node is full.").response(headers)
         if not request_read:
@@ -211,7 +223,7 @@ class PeerRoutes:
         return response
 
     def _refuse(self, error: ApiError) -> web.Response:
-        self._metrics.served.labels("refused").inc()
+        self._metrics.served.add(("refused",))
         why = error.message.encode("ascii", "replace").decode()[:200].replace("\n", " ").replace("\r", " ")
         response = error.response({REFUSED_HEADER: why})
         response.force_close()  # the body may not have been read

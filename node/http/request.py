@@ -11,7 +11,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from node.relay.headers import HeaderList
+from node.relay.headers import LOWER, HeaderList
 
 if TYPE_CHECKING:
     from node.http.writer import Writer
@@ -130,6 +130,8 @@ class Request(web.BaseRequest):
         #: The headers in order, duplicates kept.
         self.pairs = pairs
         self._named: CIMultiDictProxy[str] | None = None
+        #: The first value of each header by its lower-case name.
+        self.first = {LOWER[name]: value for name, value in reversed(pairs)}
 
     @property
     def _headers(self) -> CIMultiDictProxy[str]:  # type: ignore[override]

@@ -8,6 +8,8 @@ from typing import Any
 from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
+from node.relay.headers import joined
+
 #: Bytes written before the socket is asked whether the client takes them.
 DRAIN_AFTER = 64 * 1024
 #: Headers that tell a browser what pages of other origins may do begin with this.
@@ -43,6 +45,11 @@ class Flow:
             raise ConnectionResetError("the client is gone")
         transport.write(data)
 
+    @property
+    def paused(self) -> bool:
+        """The client takes nothing more now."""
+        return self._paused
+
     async def drain(self) -> None:
         """Wait until the client takes more. :raises ConnectionResetError: it is gone."""
         while self._paused and self.transport is not None:
@@ -66,7 +73,7 @@ class Writer(AbstractStreamWriter):
         #: What pages of other origins are told, in place of what the answer says of it; None where none asks.
         self.cross_origin: tuple[tuple[str, str], ...] | None = None
         #: Bytes that the answer still may have, None without a Content-Length.
-        self.length = None
+        self.length: int | None = None
         self.buffer_size = 0
         self.output_size = 0
 
@@ -77,13 +84,47 @@ class Writer(AbstractStreamWriter):
         """
         lines = [status_line]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        if self.cross_origin is not None:
-            lines = [line for line in lines if not line.lower().startswith(_CROSS_ORIGIN)]
-            lines += [f"{name}: {value}" for name, value in self.cross_origin]
-        head = "\r\n".join(lines)
-        if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
-            raise ValueError("a header holds a line break")
-        self._head = head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+        self._head = joined(self._for_origin(lines))
+
+    def _for_origin(self, lines: list[str]) -> list[str]:
+        """The head's lines, with what a page of another origin is told in place of what the engine says of it."""
+        if self.cross_origin is None:
+            return lines
+        kept = [line for line in lines if not line.lower().startswith(_CROSS_ORIGIN)]
+        return kept + [f"{name}: {value}" for name, value in self.cross_origin]
+
+    # --- a relayed answer (`node.relay.response.BodyWriter`)
+
+    @property
+    def waits(self) -> bool:
+        """The client takes nothing more now."""
+        return self._flow.paused
+
+    def begin(self, lines: list[str], *, length: int | None, chunked: bool) -> None:
+        """Keep the head as `write_headers` does; the body is framed as is said here.
+
+        :raises ValueError: a header holds a line break.
+        """
+        self._head = joined(self._for_origin(lines))
+        self.length = length
+        self._chunked = chunked
+
+    def end(self, chunk: bytes = b"") -> None:
+        """Send the last piece and the end, and do not wait. Idempotent.
+
+        :raises ConnectionResetError: the client is gone.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        if self.length is not None:
+            chunk = chunk[: self.length]
+        if self._chunked:
+            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
+        elif chunk or self._head:
+            self._send(chunk)
+
+    # --- both
 
     def send_headers(self) -> None:
         """Send the head now."""
@@ -95,35 +136,38 @@ class Writer(AbstractStreamWriter):
 
         :raises ConnectionResetError: the client is gone.
         """
+        if self.put(chunk):
+            await self._flow.drain()
+
+    def put(self, chunk: bytes | bytearray | memoryview) -> bool:
+        """Send a piece; True when it is time to ask whether the client takes more (`drain`).
+
+        :raises ConnectionResetError: the client is gone.
+        """
         if self.length is not None:
             chunk = chunk[: self.length]
             self.length -= len(chunk)
-        data = bytes(chunk)
+        data = chunk if type(chunk) is bytes else bytes(chunk)
         if not data:
-            return
+            return False
         self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        if self.buffer_size > DRAIN_AFTER:
-            self.buffer_size = 0
-            await self._flow.drain()
+        if self.buffer_size <= DRAIN_AFTER:
+            return False
+        self.buffer_size = 0
+        return True
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         """Send the last piece and the end."""
-        if self._ended:
-            return
-        self._ended = True
-        if self.length is not None:
-            chunk = chunk[: self.length]
-        if self._chunked:
-            self._send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n")
-        elif chunk or self._head:
-            self._send(chunk)
+        if not self._ended:
+            self.end(chunk)
         await self._flow.drain()
 
     def _send(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-        self.buffer_size += len(data)
-        self.output_size += len(data)
+        size = len(data)
+        self.buffer_size += size
+        self.output_size += size
         self._flow.write(data)
 
     async def drain(self) -> None:

@@ -32,6 +32,7 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _PAIR_FIELDS = ("text_1", "queries", "query", "text_2", "documents")
 
 _RESPONSES = "/responses/"
+_JSON = "application/json"
 
 #: No tokenizer is known whose longest token (runs of blanks, mostly) has more bytes than half of this.
 MOST_TOKEN_BYTES = 512
@@ -42,10 +43,12 @@ def parse_request(path: str, body: bytes, content_type: str = "application/json"
     refers_to = _stored_response(path)
     if not body:
         return ParsedRequest(path=path, model=None, refers_to=refers_to)
+    if content_type == _JSON:  # nearly always
+        return _parse_fields(path, body, load_object(body), refers_to)
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         return _parse_form(path, body, content_type)
-    if kind and kind != "application/json" and not kind.endswith("+json") and kind.startswith(_OPAQUE):
+    if kind and kind != _JSON and not kind.endswith("+json") and kind.startswith(_OPAQUE):
         return ParsedRequest(path=path, model=None, body=body, refers_to=refers_to)
     return _parse_fields(path, body, load_object(body), refers_to)
 
@@ -93,7 +96,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         tokens = len(text) // TOKEN_BYTES if count == 1 else _count_ids(fields)
     else:
         tokens = round(_all_bytes(fields, text, count) / TYPICAL_BYTES_PER_TOKEN) + media * MEDIA_TOKENS
-    strip = carries_kv_params(dict(fields))
+    strip = carries_kv_params(fields)
     carried = carriage(path, fields)
     if strip or (carried is not None and carried.strip_ids):
         _check_depth(body)
@@ -129,7 +132,9 @@ def _check_depth(body: bytes) -> None:
 
 def _model_name(value: object) -> str | None:
     """The model that is asked for. Lone surrogates, that JSON can carry, go into no answer, header or log of ours."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _seed(model: str | None, fields: Fields, ids: bool) -> bytes:
@@ -145,7 +150,7 @@ def _prompt(path: str, fields: Fields) -> tuple[bytes, int, bool, int]:
     if isinstance(messages, list):
         conversations = _conversations(messages)
         canonical.head(fields)
-        if fields.get("system") is not None:  # Anthropic's form
+        if "system" in fields and fields["system"] is not None:  # Anthropic's form
             canonical.message("system", fields["system"])
         canonical.items(conversations[0] if conversations else messages)
         return canonical.encode(), max(1, len(conversations)), False, canonical.media
@@ -212,23 +217,20 @@ def _count_ids(fields: Mapping[str, object]) -> int:
 
 def _limit(fields: Fields) -> int | None:
     for name in _LIMITS:
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31:
+        if name in fields and type(value := fields[name]) is int and 0 <= value < 1 << 31:
             return value
     return None
 
 
 def _answers(fields: Fields) -> int:
     for name in ("best_of", "n"):
-        value = fields.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 16:
+        if name in fields and type(value := fields[name]) is int and 0 < value < 1 << 16:
             return value
     return 1
 
 
 def _priority(fields: Fields) -> int | None:
-    value = fields.get("priority")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if "priority" in fields and type(value := fields["priority"]) is int else None
 
 
 def _least_tokens(fields: Fields) -> int:
@@ -237,7 +239,7 @@ def _least_tokens(fields: Fields) -> int:
     Only what surely goes into the prompt: no tools (a template may leave them out), no pictures, and nothing where the
     engine is asked to cut the prompt.
     """
-    if fields.get("truncate_prompt_tokens") is not None:
+    if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] is not None:
         return 0
     for name in ("prompt", "input"):
         value = fields.get(name)
@@ -247,8 +249,11 @@ def _least_tokens(fields: Fields) -> int:
     messages = fields.get("messages")
     if not isinstance(messages, list):
         return 0
-    texts = (message.get("content") for message in messages if isinstance(message, dict))
-    return sum(len(text) for text in texts if isinstance(text, str)) // MOST_TOKEN_BYTES
+    total = 0
+    for message in messages:
+        if type(message) is dict and "content" in message and type(text := message["content"]) is str:
+            total += len(text)
+    return total // MOST_TOKEN_BYTES
 
 
 def _least_of(prompt: object) -> int:
@@ -259,6 +264,8 @@ def _least_of(prompt: object) -> int:
 
 def _stored_response(path: str) -> str | None:
     """The id in `/v1/responses/{id}` and below it."""
+    if _RESPONSES not in path:
+        return None
     _, found, rest = path.partition(_RESPONSES)
     first = rest.partition("/")[0]
     return first if found and first and first != "render" else None

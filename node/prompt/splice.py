@@ -8,6 +8,7 @@ other byte of the body stays as the client sent it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import orjson
 
@@ -19,7 +20,7 @@ KV_PARAMS = "kv_transfer_params"
 EXTRA_ARGS = "vllm_xargs"
 
 
-def carries_kv_params(body: dict[str, object]) -> bool:
+def carries_kv_params(body: Mapping[str, object]) -> bool:
     """Whether a parsed body holds transfer parameters that must not reach the engine."""
     if KV_PARAMS in body:
         return True

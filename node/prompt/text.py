@@ -58,8 +58,7 @@ class Canonical:
     def head(self, fields: Fields) -> None:
         """What is rendered in front of every message."""
         for name in _HEAD_FIELDS:
-            value = fields.get(name)
-            if value is not None:
+            if name in fields and (value := fields[name]) is not None:
                 self._pieces += (_ROLE, name, _CONTENT, dump(value))
 
     def message(self, role: object, content: object, rest: Fields | None = None) -> None:
@@ -73,7 +72,9 @@ class Canonical:
         """Messages, or other items of a conversation (function calls and their results), in order."""
         for item in items:
             if isinstance(item, dict) and "content" in item:
-                rest = {key: value for key, value in item.items() if key not in _MESSAGE_KEYS and value is not None}
+                rest = None
+                if not item.keys() <= _MESSAGE_KEYS:
+                    rest = {key: value for key, value in item.items() if key not in _MESSAGE_KEYS and value is not None}
                 self.message(item.get("role", item.get("type", "")), item["content"], rest)
             elif isinstance(item, dict):
                 rest = {key: value for key, value in item.items() if key != "id"}

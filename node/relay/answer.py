@@ -19,11 +19,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
-from multidict import CIMultiDict
+from aiohttp import web
 
 from node.relay.carry.marks import ALIVE, ALIVE_EVERY_S, LATE, code_of, error_event
-from node.relay.headers import HeaderList
+from node.relay.headers import LOWER, HeaderList
+from node.relay.response import RawResponse
 from node.relay.upstream import UpstreamAnswer, UpstreamError, UpstreamSilentError
 
 #: The watchdog moves at most this often, in seconds: a timer per piece would cost more than the piece.
@@ -35,37 +35,16 @@ MAX_WHOLE = 4 * 1024 * 1024
 _NO_BODY_STATUS = frozenset({204, 304})
 
 
-class RawResponse(web.StreamResponse):
-    """A response that adds no header of its own but the framing of this hop."""
-
-    # The first piece is at hand when the headers go out: both leave in one write.
-    _send_headers_immediately = False
-
-    async def _prepare_headers(self) -> None:
-        request, writer = self._req, self._payload_writer
-        assert request is not None and writer is not None
-        headers = self._headers
-        keep_alive = request.keep_alive if self._keep_alive is None else self._keep_alive
-        if not self._must_be_empty_body:
-            writer.length = self.content_length
-            if writer.length is None and request.version >= HttpVersion11:
-                writer.enable_chunking()
-                headers[hdrs.TRANSFER_ENCODING] = "chunked"
-            elif writer.length is None:
-                keep_alive = False
-        self._keep_alive = keep_alive
-        if keep_alive and request.version == HttpVersion10:
-            headers[hdrs.CONNECTION] = "keep-alive"
-        elif not keep_alive and request.version == HttpVersion11:
-            headers[hdrs.CONNECTION] = "close"
-
-
 def is_event_stream(headers: HeaderList) -> bool:
     """Say whether an answer is a stream of server-sent events that we may add an event to."""
-    plain = not any(name.lower() == "content-encoding" for name, _ in headers)
-    return plain and any(
-        name.lower() == "content-type" and value.lower().startswith("text/event-stream") for name, value in headers
-    )
+    events = False
+    for name, value in headers:
+        lower = LOWER[name]
+        if lower == "content-encoding":
+            return False
+        if lower == "content-type":
+            events = events or value.lower().startswith("text/event-stream")
+    return events
 
 
 class Watchdog:
@@ -133,11 +112,13 @@ class Relay:
         A failure of the upstream ends the answer as rule 4 says and is left in ``error``; a client that
         goes away raises ConnectionError or CancelledError, with the upstream closed.
         """
-        response = RawResponse(
-            status=self._upstream.status, reason=self._upstream.reason, headers=CIMultiDict(self._headers)
-        )
+        upstream = self._upstream
+        response = RawResponse(status=upstream.status, reason=upstream.reason, headers=self._headers)
         try:
-            await response.prepare(self._request)
+            response.begin(self._request)
+            if upstream.whole:
+                await self._write_whole(response, first)
+                return response
             self._response = response
             if self._marked:
                 self._beat()
@@ -149,6 +130,18 @@ class Relay:
             self._response = None
             self._upstream.close()
         return response
+
+    async def _write_whole(self, response: RawResponse, body: bytes) -> None:
+        """Nothing more will come: no watch is needed, but where the client does not take it at once."""
+        if body:
+            self._on_piece(body)
+        if response.end(body):
+            return
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await response.drain()
+        except TimeoutError as error:
+            raise ConnectionResetError("the client took nothing for too long") from error
 
     def say(self, mark: bytes) -> None:
         """Tell the entry something between two events, as soon as there is such a moment."""
@@ -215,7 +208,7 @@ class Relay:
             self._watchdog.hurry(grace_s)
 
     async def _end_broken(self, response: RawResponse, error: UpstreamError) -> None:
-        if is_event_stream(self._headers) and response.content_length is None:
+        if is_event_stream(self._headers) and response.length is None:
             boundary = b"" if self._between_events else b"\n\n"
             code = LATE if self.late else code_of(error)
             event = error_event(f"The stream broke off: {error}", code)
@@ -241,11 +234,16 @@ async def first_part(upstream: UpstreamAnswer, *, method: str, deadline_s: float
     The client of such an answer can do nothing with a part, and as long as it has none the request can run elsewhere.
     Raises what `first_piece` raises; each further piece may take ``idle_s`` seconds.
     """
-    first = await first_piece(upstream, method=method, deadline_s=deadline_s)
-    if not first or not 0 < _json_length(upstream.headers) <= MAX_WHOLE:
+    first = upstream.at_hand() if method != "HEAD" else None  # usual answers come with their head
+    if first is None:
+        first = await first_piece(upstream, method=method, deadline_s=deadline_s)
+    if not first or upstream.whole:
+        return first
+    length = _json_length(upstream.headers)
+    if not 0 < length <= MAX_WHOLE:
         return first
     parts = [first]
-    left = _json_length(upstream.headers) - len(first)
+    left = length - len(first)
     while left > 0:
         piece = await first_piece(upstream, method=method, deadline_s=idle_s)
         if not piece:
@@ -257,7 +255,7 @@ async def first_part(upstream: UpstreamAnswer, *, method: str, deadline_s: float
 
 def _json_length(headers: HeaderList) -> int:
     """The length of a JSON body, 0 where it is something else or not known."""
-    given = {name.lower(): value for name, value in headers}
+    given = {LOWER[name]: value for name, value in headers}
     length = given.get("content-length", "")
     json = given.get("content-type", "").lower().startswith("application/json")
     return int(length) if json and length.isascii() and length.isdecimal() and len(length) < 16 else 0

@@ -63,11 +63,16 @@ class Attempts:
 
     def options(self, now: float, *, full: Sequence[str] = ()) -> RouteOptions:
         """The routing options with what was tried, what seems to be ``full``, and the time that is left."""
+        options = self.call.options
+        if not (
+            self._failures or full or self._busy or self._left or self._asked or options.deadline_s or options.visited
+        ):
+            return options  # nearly always: nothing was tried yet, and there is no hurry
         gone = (self._left,) if self._left else ()
         visited = dict.fromkeys((*self._avoided, *self._failures, *full, *self._busy, *gone))
         left = self.time_left(now)
         return replace(
-            self.call.options,
+            options,
             visited=tuple(visited),
             asked=self._asked,
             deadline_s=0.0 if left is None else max(left, LEAST_S),

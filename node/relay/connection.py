@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from node.relay.headers import LOWER, NAMES
 
 #: Bytes of status line and headers taken from an engine or a peer; a cookie or a plan fits, a flood does not.
 MAX_HEAD = 64 * 1024
@@ -31,7 +34,9 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_complete",
+        "_end",
         "_error",
+        "_extra",
         "_head_bytes",
         "_head_done",
         "_keep",
@@ -48,6 +53,7 @@ class Connection(asyncio.Protocol):
         "_waiter",
         "free_since",
         "headers",
+        "on_body",
         "reason",
         "status",
         "touched",
@@ -64,6 +70,9 @@ class Connection(asyncio.Protocol):
         self._on_free = on_free
         self._on_lost = on_lost
         self._transport: Any = None  # uvloop's is no asyncio.Transport
+        self._pieces: list[bytes] = []
+        #: The parser's call for each piece of the body: a streamed answer has thousands, this is C all the way.
+        self.on_body = self._pieces.append
         self._parser = HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         #: Requests sent on it, and when it was last given back (loop time).
@@ -79,7 +88,10 @@ class Connection(asyncio.Protocol):
         #: Whether any byte of the answer came.
         self.touched = False
         self._reading = True
-        self._pieces: list[bytes] = []
+        del self._pieces[:]
+        #: Pieces that the answer ended with, in the bytes just taken; whether another answer began behind it.
+        self._end = 0
+        self._extra = False
         self._size = 0
         self._head_bytes = 0
         self._head_done = False
@@ -111,7 +123,7 @@ class Connection(asyncio.Protocol):
 
         :raises OSError: see rule 4. The connection is closed then, and when the caller is cancelled.
         """
-        timer = self._loop.call_later(deadline_s, self._late)
+        timer = None if deadline_s == inf else self._loop.call_later(deadline_s, self._late)
         try:
             while not self._head_done and self._error is None:
                 await self._wait()
@@ -119,7 +131,8 @@ class Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         if not self._head_done and self._error is not None:
             self.close()
             raise self._error
@@ -135,17 +148,37 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
-        pieces, self._pieces, self._size = self._pieces, [], 0
+        return self._taken()
+
+    @property
+    def spent(self) -> bool:
+        """Whether the answer is whole and all of its body was taken."""
+        return self._complete and not self._pieces and self._error is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the answer came."""
+        return self._complete and self._error is None
+
+    def at_hand(self) -> bytes | None:
+        """Return what `piece` would return at once; None when it would wait, say that the body is over, or fail."""
+        return self._taken() if self._pieces and self._error is None else None
+
+    def _taken(self) -> bytes:
+        pieces, self._size = self._pieces, 0
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        del pieces[:]
         if self._paused:
             self._paused = False
-            self._transport.resume_reading()
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if self._transport is not None:
+                self._transport.resume_reading()
+        return data
 
     def fail(self, error: Exception) -> None:
         """Let the reader of the answer fail with ``error``, now or when it asks next; what came is dropped."""
         if self._error is None and not self._complete:
             self._error = error
-            self._pieces = []
+            del self._pieces[:]
             self._wake()
 
     def close(self) -> None:
@@ -153,7 +186,7 @@ class Connection(asyncio.Protocol):
         if not self._reading:
             return
         self._reading = False
-        self._pieces = []
+        del self._pieces[:]
         if self._complete and self._error is None and self._keep and self.open and not self._unsent():
             if self._paused:
                 self._paused = False
@@ -209,15 +242,19 @@ class Connection(asyncio.Protocol):
             self.abort()  # nobody asked for these
             return
         self.touched = True
+        size = len(data)
+        if not self._head_done:
+            self._head_bytes += size
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             self._broken(f"the answer is no HTTP: {error}")
-        if not self._head_done:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD:
-                self._broken(_HEAD_TOO_LONG)
-        if self._size > HIGH_WATER and not self._paused and self._transport is not None:
+        if self._extra:
+            del self._pieces[self._end :]
+        self._size += size
+        if not self._head_done and self._head_bytes > MAX_HEAD:
+            self._broken(_HEAD_TOO_LONG)
+        if self._size > HIGH_WATER and self._pieces and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         self._wake()
@@ -230,10 +267,14 @@ class Connection(asyncio.Protocol):
 
     # --- httptools
 
+    def on_message_begin(self) -> None:
+        """Note an answer that nobody asked for, behind the one that is whole."""
+        self._extra = self._complete
+
     def on_status(self, reason: bytes) -> None:
         """Take (a part of) the reason."""
         if self._complete:
-            self._keep = False  # a second answer: nobody asked for it
+            self._keep = False
             return
         self.reason += reason.decode("latin-1")
 
@@ -241,44 +282,39 @@ class Connection(asyncio.Protocol):
         """Take a header; those behind the body say nothing that goes on."""
         if self._head_done:
             return
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD:
-            self._broken(_HEAD_TOO_LONG)
-            return
-        lower = name.lower()
-        if lower in _FRAMING:
-            self._sized = True
-        self.headers.append((name, value.rstrip(b" \t")))
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is whole, unless it only announces another one."""
         if self._complete:
             return
+        if self._head_bytes > MAX_HEAD and sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:
+            self._broken(_HEAD_TOO_LONG)
+            return
         status = self._parser.get_status_code()
         if 100 <= status < 200:
-            self.headers, self.reason, self._sized = [], "", False
+            self.headers, self.reason = [], ""
             return
         self.status = status
         self._head_done = True
+        for name, _ in self.headers:
+            if LOWER[NAMES[name]] in _FRAMING:
+                self._sized = True
         self._sized = self._sized or status in _NO_BODY
-
-    def on_body(self, data: bytes) -> None:
-        """Take a piece."""
-        if self._complete:
-            return
-        self._pieces.append(data)
-        self._size += len(data)
 
     def on_message_complete(self) -> None:
         """The answer is whole; a second one, that nobody asked for, ends the connection."""
         if not self._head_done:
             return  # 1xx
-        self._keep = self._keep and not self._complete and self._parser.should_keep_alive()
-        self._complete = True
+        if self._complete:
+            self._keep = False
+            return
+        self._keep = self._keep and self._parser.should_keep_alive()
+        self._complete, self._end = True, len(self._pieces)
 
 
 #: A body up to this many bytes goes out in one piece with its head; a longer one is not copied for that.
 _JOINED = 64 * 1024
-_FRAMING = (b"content-length", b"transfer-encoding")
+_FRAMING = frozenset(("content-length", "transfer-encoding"))
 _NO_BODY = (204, 304)
 _HEAD_TOO_LONG = f"the head of the answer is longer than {MAX_HEAD} bytes"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 
 from aiohttp import web
@@ -40,8 +40,9 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.handover import Fixed, Handovers
 from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
-from node.relay.ports import Cluster, Notes, Peers, Runner
+from node.relay.ports import Cluster, Notes, Peers, Runner, unnoticed
 from node.relay.refused import Refused
+from node.relay.response import length_of
 from node.relay.upstream import UpstreamSilentError
 from node.room import WaitingRoom
 from node.turns import RETRY_S, Denial
@@ -102,7 +103,8 @@ class Dispatcher:
             self._notes.answered(call, None, refused.refusal.status, first_byte_s=None)
             raise
         finally:
-            attempt.leave(self._notes, self._clock())
+            if attempt.ticket is not None:
+                attempt.leave(self._notes, self._clock())
         if _carriable(call, opened):
             return await self._carry(attempt, opened, finish, request)
         whole = False
@@ -135,6 +137,8 @@ class Dispatcher:
 
     async def _open_in_time(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         """Wait for a place and a first byte, no longer than the client allows."""
+        if not attempt.call.options.deadline_s:
+            return await self._open(attempt)
         try:
             async with asyncio.timeout(attempt.time_left(self._clock())):
                 return await self._open(attempt)
@@ -149,7 +153,7 @@ class Dispatcher:
             started = self._clock()
             view = self._cluster.view(call.parsed)
             plan = self._decide(view, call.parsed, attempt.options(started))
-            if isinstance(plan, Plan) and not attempt.probing and _is_full(view, plan):
+            if isinstance(plan, Plan) and plan.target != self._name and not attempt.probing and _is_full(view, plan):
                 full = full_peers(view, call.parsed.model)
                 plan = self._decide(view, call.parsed, attempt.options(started, full=full))
                 attempt.was_busy = True
@@ -167,16 +171,18 @@ class Dispatcher:
                     attempt.fitted(plan, view),
                     plan,
                     predicted_ms=_begins_after_ms(plan),
-                    admitted=lambda: attempt.leave(self._notes, self._clock(), served=True),
+                    admitted=unnoticed if attempt.ticket is None else self._leaving(attempt),
                 )
             except BaseException:
                 finish(False)
                 raise
             if isinstance(outcome, Opened):
-                self._cluster.worked(plan.target)
+                if plan.target != self._name:
+                    self._cluster.worked(plan.target)
                 if outcome.upstream.status < 400:
                     self._cluster.answered(call.parsed, plan.target, outcome.first)
-                attempt.leave(self._notes, self._clock(), served=True)
+                if attempt.ticket is not None:
+                    attempt.leave(self._notes, self._clock(), served=True)
                 if attempt.waited_s > 0:
                     outcome.headers = [*outcome.headers, (QUEUED_HEADER, str(round(attempt.waited_s * 1000)))]
                 return outcome, self._freeing(plan, finish)
@@ -184,6 +190,10 @@ class Dispatcher:
             self._learn(attempt, outcome)
             if attempt.exhausted:
                 raise Refused(attempt.broken())
+
+    def _leaving(self, attempt: Attempts) -> Callable[[], None]:
+        """What to call when a target has taken the request."""
+        return lambda: attempt.leave(self._notes, self._clock(), served=True)
 
     def _freeing(self, plan: Plan, finish: Callable[[bool], None]) -> Callable[[bool], None]:
         """When a request that ran on a peer is over, there is a place for somebody who waits here."""
@@ -260,11 +270,14 @@ class Dispatcher:
         status = opened.upstream.status
         self._notes.answered(call, plan, status, first_byte_s=self._clock() - call.arrived, told=dict(opened.headers))
         try:
-            with (
-                self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)),
-                self._handovers.runs(Fixed()) if plan.target == self._name else nullcontext(),
-            ):
+            if opened.upstream.whole:
                 response = await relay.run(opened.first)
+            elif plan.target == self._name:
+                with self._handovers.runs(Fixed()):
+                    response = await relay.run(opened.first)
+            else:
+                with self._downs.watch(plan.target, lambda: relay.hurry(DEATH_GRACE_S)):
+                    response = await relay.run(opened.first)
         except (ConnectionError, asyncio.CancelledError):
             self._notes.broke(call, plan, "client gone")
             raise
@@ -378,8 +391,9 @@ class Dispatcher:
 def _carriable(call: Call, opened: Opened) -> bool:
     """Whether an answer is a stream of events that we know how to carry."""
     upstream = opened.upstream
-    streams = upstream.status == 200 and is_event_stream(upstream.headers)
-    return call.carries and streams and not any(name.lower() == "content-length" for name, _ in upstream.headers)
+    if not call.carries or upstream.status != 200:
+        return False
+    return is_event_stream(upstream.headers) and length_of(upstream.headers) is None
 
 
 def answer_headers(call: Call, plan: Plan) -> HeaderList:

@@ -13,13 +13,15 @@ import binascii
 import itertools
 import os
 from collections.abc import Callable
+from math import inf
 
 from node import load as load_vector
 from node.errors import RemoteError
 from node.load import LoadVector
 from node.meta import NodeMeta
-from node.peers import BUSY_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
+from node.peers import BUSY_HEADER, GIST_HEADER, LOAD_HEADER, LONGER, PEER_PREFIX, REFUSED_HEADER, PeerClient
 from node.plan import Plan
+from node.prompt import gist
 from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry import hint
@@ -115,7 +117,7 @@ class PeerRunner:
         loop, most = asyncio.get_running_loop(), self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._moves_of(plan.target)) as timer:
             with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
-                upstream = await self._client.call(peer, request, rid=call.rid, plan=plan.header(), first_byte_s=most)
+                upstream = await self._client.call(peer, request, rid=call.rid, plan=plan.header(), first_byte_s=inf)
                 ours = internal(upstream.headers)
                 if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
                     await _read_refusal(upstream, self._deadlines.exchange_s)
@@ -125,10 +127,12 @@ class PeerRunner:
 
 
 def _headers(call: Call, leg: str) -> HeaderList:
-    """The client's headers, and what a peer has to know to run a stream that we can carry."""
+    """The client's headers, what was read of its body, and what a peer must know to run a stream that we can carry."""
+    told = gist.encode(call.parsed)
+    ours = [(GIST_HEADER, told)] if told else []
     if not call.carries:
-        return call.headers
-    ours = [(CARRY_HEADER, leg)]
+        return [*call.headers, *ours]
+    ours.append((CARRY_HEADER, leg))
     if call.parsed.continues:
         ours.append((CHUNKS_HEADER, hint.encode(call.parsed.chunks, call.parsed.prompt_bytes)))
     return [*call.headers, *ours]

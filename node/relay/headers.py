@@ -16,7 +16,40 @@ from collections.abc import Iterable
 
 HeaderList = list[tuple[str, str]]
 
+#: Names of headers whose lower-case form is remembered; what is longer is nobody's usual name.
+_MAX_NAMES = 2048
+_MAX_NAME = 64
+
+
+class _Lower(dict[str, str]):
+    """Lower-case names by name: the same few come with every message."""
+
+    def __missing__(self, name: str) -> str:
+        lower = name.lower()
+        if len(name) <= _MAX_NAME:
+            if len(self) >= _MAX_NAMES:
+                self.clear()
+            self[name] = lower
+        return lower
+
+
+class _Names(dict[bytes, str]):
+    """Names as text by their bytes."""
+
+    def __missing__(self, raw: bytes) -> str:
+        name = raw.decode("utf-8", "surrogateescape")
+        if len(raw) <= _MAX_NAME:
+            if len(self) >= _MAX_NAMES:
+                self.clear()
+            self[raw] = name
+        return name
+
+
+LOWER = _Lower()
+NAMES = _Names()
+
 INTERNAL_PREFIX = "x-grapevine-"
+_PREFIX = len(INTERNAL_PREFIX)
 REQUEST_ID = "X-Request-Id"
 
 HOP_BY_HOP = frozenset(
@@ -51,17 +84,17 @@ def listed_in_connection(value: str) -> frozenset[str]:
 
 def _kept(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> HeaderList:
     """One pass, and a second one only where a ``Connection`` header names others."""
-    listed: frozenset[str] = frozenset()
     kept: HeaderList = []
+    listed: frozenset[str] = frozenset()
     for item in headers:
-        lower = item[0].lower()
+        lower = LOWER[item[0]]
         if lower in dropped:
             if lower == "connection":
                 listed |= listed_in_connection(item[1])
-        elif not lower.startswith(INTERNAL_PREFIX):
-            kept.append(item)
-    if listed - HOP_BY_HOP - _ALONE:
-        return [item for item in kept if item[0].lower() not in listed]
+        elif lower[:_PREFIX] != INTERNAL_PREFIX:
+            kept += (item,)
+    if listed and listed - HOP_BY_HOP - _ALONE:
+        return [item for item in kept if LOWER[item[0]] not in listed]
     return kept
 
 
@@ -77,16 +110,28 @@ def for_downstream(headers: Iterable[tuple[str, str]]) -> HeaderList:
 
 def internal(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return our own headers of a message by lower-case name; of duplicates the last."""
-    return {lower: value for name, value in headers if (lower := name.lower()).startswith(INTERNAL_PREFIX)}
+    return {lower: value for name, value in headers if (lower := LOWER[name])[:_PREFIX] == INTERNAL_PREFIX}
 
 
 def replaced(headers: HeaderList, name: str, value: str | None) -> HeaderList:
     """Return ``headers`` without ``name``, and with the one ``value`` when it is not None."""
-    lower = name.lower()
-    kept = [item for item in headers if item[0].lower() != lower]
+    lower = LOWER[name]
+    kept = [item for item in headers if LOWER[item[0]] != lower]
     return kept if value is None else [*kept, (name, value)]
 
 
 def valid_request_id(value: str | None) -> bool:
     """Say whether a client's request id may be kept."""
     return value is not None and _VALID_REQUEST_ID.fullmatch(value) is not None
+
+
+def joined(lines: list[str]) -> bytes:
+    """A head of these lines.
+
+    :raises ValueError: a line holds a line break.
+    """
+    head = "\r\n".join(lines)
+    breaks = len(lines) - 1
+    if head.count("\n") != breaks or head.count("\r") != breaks or "\0" in head:
+        raise ValueError("a header holds a line break")
+    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"

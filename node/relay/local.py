@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import inf
 from typing import Protocol
 
 from node.admission import Admission, Place
@@ -51,7 +52,7 @@ _EVENT = b"data:"
 #: How vLLM words `EngineDeadError`, and how far into an answer that is looked for, bytes.
 _CORE_DIED = b"EngineCore encountered an issue"
 _LOOKED_AT = 4096
-#: The supervisor hears of a stream's bytes at most this often, in seconds.
+#: The supervisor hears of answers' bytes at most this often, in seconds.
 NOTE_EVERY_S = 0.5
 
 
@@ -144,10 +145,18 @@ class LocalRunner:
         self._clock = clock
         self._attempts = itertools.count(1)
         self._watch = EngineWatch(engine, meter, clock)
+        self._next_note = 0.0
 
     def sign(self) -> None:
         """Note a sign of life of the engine beside its answers."""
         self._watch.heard(self._clock())
+
+    def heard(self, now: float) -> None:
+        """Note that bytes of an answer came."""
+        self._watch.heard(now)
+        if now >= self._next_note:
+            self._next_note = now + NOTE_EVERY_S
+            self._engine.note_activity()
 
     async def open(
         self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
@@ -174,9 +183,10 @@ class LocalRunner:
 
     async def _open(self, work: _Work, predicted_ms: float) -> Opened:
         call, plan = work.call, work.plan
-        predicted_ms = max(predicted_ms, self._prefill_ms(plan))
+        load = self._meter.glance(self._clock(), ready=True, draining=False)
+        here_ms = load.queued_ms + self._meter.prefill.ms(0, plan.prompt_tokens)  # behind all that is queued
         limit = self._deadlines.first_byte(
-            call.parsed, self._vector(), predicted_ms=predicted_ms, prompt_tokens=plan.prompt_tokens
+            call.parsed, load, predicted_ms=max(predicted_ms, here_ms), prompt_tokens=plan.prompt_tokens
         )
         headers: HeaderList = []
         if plan.source is not None and plan.source != plan.target:
@@ -186,8 +196,9 @@ class LocalRunner:
         base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         most = self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._meter.moves):
-            upstream = await open_upstream(base, self._request(work), first_byte_s=most)
-            work.sentry = self._watch.guard(upstream, lambda: work.streaming)
+            upstream = await open_upstream(base, self._request(work), first_byte_s=inf)
+            if not upstream.complete:
+                work.sentry = self._watch.guard(upstream, lambda: work.streaming)
             first = await first_part(upstream, method=call.method, deadline_s=most, idle_s=self._deadlines.idle_s)
         if engine_died(upstream.status, first):
             upstream.close()
@@ -200,10 +211,6 @@ class LocalRunner:
         work.answered = upstream.status < 400
         work.streaming = call.parsed.stream
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
-
-    def _prefill_ms(self, plan: Plan) -> float:
-        """Milliseconds until the prompt is computed behind everything that is queued, as we know it here."""
-        return self._meter.queued_ms(self._clock()) + self._meter.prefill.ms(0, plan.prompt_tokens)
 
     def _request(self, work: _Work) -> UpstreamRequest:
         call = work.call
@@ -247,15 +254,13 @@ class _Work:
         self._place = place
         self._meter = runner._meter
         self._kv = runner._kv
-        self._engine = runner._engine
+        self._runner = runner
         self._clock = runner._clock
-        self._watch = runner._watch
         self.sentry: Sentry | None = None
         self.pulling: Pulling | None = None
         self.streaming = False
         self._metered = False
         self._open = True
-        self._next_note = 0.0
         #: The engine's status was no error: its times are worth learning from.
         self.answered = False
 
@@ -270,10 +275,7 @@ class _Work:
     def piece(self, data: bytes) -> None:
         """A piece of the answer came."""
         now = self._clock()
-        self._watch.heard(now)
-        if now >= self._next_note:
-            self._next_note = now + NOTE_EVERY_S
-            self._engine.note_activity()
+        self._runner.heard(now)
         if self._metered and self.call.parsed.stream:
             self._meter.chunk(self.rid, now, data.count(_EVENT))
 

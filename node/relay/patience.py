@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from node.relay.upstream import UpstreamSilentError
 
@@ -12,46 +12,57 @@ from node.relay.upstream import UpstreamSilentError
 Moves = Callable[[], int | None]
 
 
-class _Lookout:
-    """Looks every ``limit_s`` seconds whether something has moved since, and ends the time when nothing has."""
-
-    def __init__(self, timer: asyncio.Timeout, limit_s: float, moves: Moves) -> None:
-        self._timer = timer
-        self._limit_s = limit_s
-        self._moves = moves
-        self._loop = asyncio.get_running_loop()
-        self._seen = moves()
-        self._next = self._loop.call_later(limit_s, self._look)
-
-    def _look(self) -> None:
-        seen = self._moves()
-        if seen is None or seen == self._seen:
-            if not self._timer.expired():
-                self._timer.reschedule(self._loop.time())
-            return
-        self._seen = seen
-        self._next = self._loop.call_later(self._limit_s, self._look)
-
-    def close(self) -> None:
-        self._next.cancel()
-
-
-@asynccontextmanager
-async def patience(limit_s: float, most_s: float, moves: Moves) -> AsyncIterator[asyncio.Timeout]:
+def patience(limit_s: float, most_s: float, moves: Moves) -> _Patience:
     """Give the block ``limit_s`` seconds, and as many again whenever ``moves`` has changed by then, up to ``most_s``.
 
     The timer that is given ends the block earlier when it is rescheduled.
 
     :raises UpstreamSilentError: the time is over.
     """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    try:
-        async with asyncio.timeout(most_s) as timer:
-            lookout = _Lookout(timer, limit_s, moves)
-            try:
-                yield timer
-            finally:
-                lookout.close()
-    except TimeoutError as error:
-        raise UpstreamSilentError(f"no first byte after {loop.time() - began:.1f} s") from error
+    return _Patience(limit_s, most_s, moves)
+
+
+class _Patience:
+    """Looks every ``limit_s`` seconds whether something has moved since, and ends the time when nothing has.
+
+    An asynchronous context manager by hand, with one timer: nearly all blocks end long before it, and begin often.
+    """
+
+    __slots__ = ("_began", "_limit_s", "_loop", "_moves", "_next", "_seen", "_timer", "_until")
+
+    def __init__(self, limit_s: float, most_s: float, moves: Moves) -> None:
+        self._limit_s = limit_s
+        self._moves = moves
+        self._timer = asyncio.timeout(None)
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._until = self._began + most_s
+
+    async def __aenter__(self) -> asyncio.Timeout:
+        await self._timer.__aenter__()
+        self._seen = self._moves()
+        self._next = self._loop.call_at(min(self._began + self._limit_s, self._until), self._look)
+        return self._timer
+
+    def _look(self) -> None:
+        seen, now = self._moves(), self._loop.time()
+        if seen is None or seen == self._seen or now >= self._until:
+            if not self._timer.expired():
+                self._timer.reschedule(now)
+            return
+        self._seen = seen
+        self._next = self._loop.call_at(min(now + self._limit_s, self._until), self._look)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._next.cancel()
+        try:
+            await self._timer.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise self._silent() from late
+        if isinstance(error, TimeoutError):
+            raise self._silent() from error
+
+    def _silent(self) -> UpstreamSilentError:
+        return UpstreamSilentError(f"no first byte after {self._loop.time() - self._began:.1f} s")

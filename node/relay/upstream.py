@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from node.errors import RemoteError
 from node.relay.connection import Connection
-from node.relay.headers import HeaderList
+from node.relay.headers import NAMES, HeaderList, joined
 from node.relay.session import Address, Session
 
 #: Methods whose request has a length even without a body.
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_BLANKS = frozenset((b" ", b"\t"))
 
 
 class UpstreamError(RemoteError):
@@ -83,9 +84,25 @@ class UpstreamAnswer:
         self.status = connection.status
         self.reason = connection.reason
         self.headers: HeaderList = [
-            (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+            (NAMES[name], (value.rstrip(b" \t") if value[-1:] in _BLANKS else value).decode("utf-8", "surrogateescape"))
             for name, value in connection.headers
         ]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the body came and was read."""
+        return self._connection is not None and self._connection.spent
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the body came, read or not."""
+        return self._connection is not None and self._connection.complete
+
+    def at_hand(self) -> bytes | None:
+        """Return what has come of the body; None when nothing has, or `read` would have something else to say."""
+        if self._fault is not None or self._connection is None:
+            return None
+        return self._connection.at_hand()
 
     async def read(self) -> bytes:
         """Return the next piece of the body as it came, b"" at its end.
@@ -148,7 +165,7 @@ async def open_upstream(base: Base, request: UpstreamRequest, *, first_byte_s: f
 
     :raises UpstreamRefusedError: no connection, or none is possible with that address; nothing was sent.
     :raises UpstreamBrokenError: the connection was cut before the headers were complete.
-    :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds.
+    :raises UpstreamSilentError: no headers within ``first_byte_s`` seconds; infinite where the caller has a timer.
     """
     try:
         address = base.session.address(base.url)
@@ -197,7 +214,7 @@ def head_of(address: Address, request: UpstreamRequest, more: dict[str, str]) ->
         lines += [f"{name}: {value}" for name, value in more.items() if name.lower() not in given]
     if request.body or request.method in _WITH_BODY:
         lines.append(f"Content-Length: {len(request.body)}")
-    head = "\r\n".join(lines)
-    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
-        raise UpstreamRefusedError("a header holds a line break")
-    return head.encode("utf-8", "surrogateescape") + b"\r\n\r\n"
+    try:
+        return joined(lines)
+    except ValueError as error:
+        raise UpstreamRefusedError(str(error)) from error

@@ -23,6 +23,9 @@ _DATA = b"data:"
 #: An empty line, however lines end.
 _END = re.compile(rb"\n\r?\n")
 _COMMENT = b":"
+#: How events end nearly always, and what makes that end ambiguous.
+_PLAIN_END, _ODD_END = b"\n\n", b"\n\n\n"
+_TOO_LONG = f"an event of more than {MAX_EVENT} bytes"
 
 
 class EventSplitter:
@@ -44,26 +47,59 @@ class EventSplitter:
 
         :raises RemoteError: one is longer than `MAX_EVENT`.
         """
-        if not self._held and piece.endswith(b"\n\n") and piece.count(b"\n") == 2:
-            return [piece]  # nearly always: a piece is an event of one line
+        if (run := self.run(piece)) is not None:
+            return cut(run)
         data = piece if not self._held else self._joined(piece)
-        events: list[bytes] = []
-        start = 0
-        for match in _END.finditer(data):  # one pass: what searches anew behind each event is quadratic
-            events.append(data[start : match.end()])
-            start = match.end()
-        if start or not self._held:
-            self._held = bytearray(data[start:])
+        events = cut(data)
+        size = sum(map(len, events))
+        if size or not self._held:
+            self._hold(data[size:])
         self._seen = len(self._held)
         if self._seen > MAX_EVENT:
-            raise RemoteError(f"an event of more than {MAX_EVENT} bytes")
+            raise RemoteError(_TOO_LONG)
         return events
+
+    def run(self, piece: bytes) -> bytes | None:
+        """All the events that this piece completes, for `cut`; None, and nothing is taken, where lines end oddly.
+
+        :raises RemoteError: an event is longer than `MAX_EVENT`.
+        """
+        if not self._held:
+            end = piece.rfind(_PLAIN_END) + 2
+            if end == len(piece) and end > 1:
+                return None if piece.endswith(_ODD_END) or b"\r" in piece else piece
+            data = piece
+        else:
+            data = bytes(self._held) + piece if len(self._held) < len(piece) else b""
+            end = data.rfind(_PLAIN_END) + 2
+        if end < 2 or data.endswith(_ODD_END, 0, end) or b"\r" in data:
+            return None
+        self._hold(data[end:])
+        return data[:end]
+
+    def _hold(self, rest: bytes) -> None:
+        self._held = bytearray(rest)
+        self._seen = len(rest)
+        if self._seen > MAX_EVENT:
+            raise RemoteError(_TOO_LONG)
 
     def _joined(self, piece: bytes) -> bytes:
         """What is held with this piece; nothing while that holds no end: a long event is not copied each time."""
         looked = max(0, self._seen - 2)
         self._held += piece
         return bytes(self._held) if _END.search(self._held, looked) else b""
+
+
+def cut(data: bytes) -> list[bytes]:
+    """The whole events at the beginning of these bytes."""
+    if data.endswith(_PLAIN_END) and data.count(b"\n") == 2:
+        return [data]
+    events: list[bytes] = []
+    start = 0
+    for match in _END.finditer(data):  # one pass: what searches anew behind each event is quadratic
+        events.append(data[start : match.end()])
+        start = match.end()
+    return events
 
 
 def read(event: bytes) -> dict[str, Any] | None:

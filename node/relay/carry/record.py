@@ -9,6 +9,8 @@ Rules
 4. What does not fit (too long, unknown fields) makes the record `blind`: the answer is passed on and cannot be carried.
    So do objects that are no piece of an answer, from an engine that has not shown the `token_ids` members that all of
    vLLM's events have: other servers may say there what they like.
+5. Runs of events of the usual form (`template.py`) are noted late: `take_usual` keeps their texts and ids as they came,
+   at most `MAX_LATE` bytes, and whoever asks for the record, or the next event of another form, has them read first.
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import chain
 from typing import Any
 
 from node.errors import RemoteError
 from node.relay.carry.events import is_done, read, write
+from node.relay.carry.template import Template, learnt, said, without_ids
 
 #: Tokens and characters noted of one answer, all its choices together; and choices.
 MAX_TOKENS = 1 << 19
 MAX_CHARS = 1 << 22
 MAX_CHOICES = 256
+#: Bytes of texts and ids that are kept unread, and events whose form is looked at in the hope that it is the usual one.
+MAX_LATE = 1 << 16
+LESSONS = 4
 
 #: The stream of plain text in a choice.
 TEXT = "text"
@@ -83,21 +90,98 @@ class Record:
     def __init__(self, *, own_ids: bool = False, choices: int = 1) -> None:
         self._own_ids = own_ids
         self._wanted = choices
-        self.choices: dict[int, Choice] = {}
+        self._choices: dict[int, Choice] = {}
         #: What every event begins with: `id`, `object`, `created`, `model`, in the engine's order.
         self.head: dict[str, object] = {}
         self.prompt_ids: array[int] | None = None
         #: Events with choices carry a `token_ids` member, whoever asked.
         self.shows_ids = False
-        #: Why it cannot be carried, empty while it can.
-        self.blind = ""
+        self._blind = ""
         #: `[DONE]` and the event with the usage have been passed on.
         self.done = False
         self.usage = False
         self._tokens = 0
         self._chars = 0
+        self._template: Template | None = None
+        self._lessons = LESSONS if choices == 1 else 0
+        self._late: list[bytes] = []
+        self._late_size = 0
+
+    @property
+    def choices(self) -> dict[int, Choice]:
+        """What was shown of each choice, by index."""
+        self._read_late()
+        return self._choices
+
+    @property
+    def blind(self) -> str:
+        """Why it cannot be carried, empty while it can."""
+        self._read_late()
+        return self._blind
 
     # --- the hot path
+
+    def take_usual(self, run: bytes, told: list[bytes]) -> bytes:
+        """`take` the whole events at the beginning of a run as far as they are of the usual form, all at once.
+
+        What the client sees of them goes to `told`. Returns the rest of the run. Raises what `take` raises.
+        """
+        run = self._learn(run, told)
+        if self._template is None or self.done or not run:
+            return run
+        rest = self._template.rest(run)
+        if rest is not None:
+            told.append(self._keep(rest, run))
+            return b""
+        begun = run[: self._template.beginning(run)]
+        if not begun or (rest := self._template.rest(begun)) is None:
+            return run
+        told.append(self._keep(rest, begun))
+        return run[len(begun) :]
+
+    def _learn(self, run: bytes, told: list[bytes]) -> bytes:
+        """Take events one by one until the usual form is known, or is not to be hoped for."""
+        at = 0
+        while self._template is None and self._lessons and not self.done and run.startswith(b"data:", at):
+            end = run.index(b"\n\n", at) + 2
+            event = run[at:end]
+            at = end
+            told.append(self.take(event))
+        return run[at:] if at else run
+
+    def _keep(self, rest: bytes, run: bytes) -> bytes:
+        """Keep what is left of usual events; returns what the client sees of them."""
+        if not self._blind:
+            self._late.append(rest)
+            self._late_size += len(rest)
+            if self._late_size > MAX_LATE:
+                self._read_late()
+        assert self._template is not None
+        return without_ids(run) if self._template.middle and not self._own_ids else run
+
+    def _read_late(self) -> None:
+        """Note what was kept unread."""
+        if not self._late:
+            return
+        pairs = said(b"".join(self._late))
+        self._late, self._late_size = [], 0
+        state = self._choices[0]
+        ids, text = list(chain.from_iterable([ids for _, ids in pairs])), "".join([text for text, _ in pairs])
+        before = len(state.ids)
+        state.ids.extend(ids)
+        if text:
+            state.length += len(text)
+            state.text.write(text)
+            behind = 0  # tokens behind the last text
+            for shown, last in reversed(pairs):
+                if shown:
+                    state.width = len(last)
+                    break
+                behind += len(last)
+            state.safe = before + len(ids) - behind
+        self._tokens += len(ids)
+        self._chars += len(text)
+        self._check_size()
 
     def take(self, event: bytes) -> bytes:
         """Note one event; returns what the client sees of it.
@@ -119,6 +203,9 @@ class Record:
                 raise
             self._give_up("its events are not those of a completion")
             return event
+        if self._lessons and self._template is None and len(fields["choices"]) == 1:
+            self._lessons -= 1
+            self._template = learnt(event, fields)
         return event if self._own_ids else self._hide(fields, event)
 
     def note(self, fields: Fields, event: bytes = b"") -> None:
@@ -131,6 +218,7 @@ class Record:
             raise RemoteError(f"an event that is no piece of an answer ({type(error).__name__})") from error
 
     def _note(self, fields: Fields) -> None:
+        self._read_late()
         choices = fields["choices"]
         assert_list(choices)
         if not self.head:
@@ -146,7 +234,7 @@ class Record:
 
     def _choice(self, fields: Fields) -> None:
         index = fields["index"]
-        state = self.choices.get(index)
+        state = self._choices.get(index)
         if state is None:
             state = self._begin(index)
         count = 0
@@ -173,7 +261,10 @@ class Record:
             state.logprobs += logprobs_length(fields["logprobs"])
         if (reason := fields.get("finish_reason")) is not None:
             state.finish_reason = str(reason)
-        if self.blind or self._tokens > MAX_TOKENS or self._chars > MAX_CHARS:
+        self._check_size()
+
+    def _check_size(self) -> None:
+        if self._blind or self._tokens > MAX_TOKENS or self._chars > MAX_CHARS:
             self._give_up("the answer is too long to be kept")
 
     # --- the rest
@@ -181,7 +272,7 @@ class Record:
     def _begin(self, index: object) -> Choice:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < MAX_CHOICES:
             raise ValueError("index")
-        state = self.choices[index] = Choice()
+        state = self._choices[index] = Choice()
         return state
 
     def _others(self, state: Choice, delta: Fields) -> None:
@@ -193,9 +284,9 @@ class Record:
             self._give_up("its events hold fields that are not known here")
 
     def _give_up(self, why: str) -> None:
-        self.blind = self.blind or why
+        self._blind = self._blind or why
         self._tokens = self._chars = 0
-        for choice in self.choices.values():
+        for choice in self._choices.values():
             choice.ids, choice.text, choice.others = array("I"), StringIO(), {}
 
     def _hide(self, fields: Fields, event: bytes) -> bytes:

@@ -16,20 +16,21 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from node.errors import RemoteError
-from node.relay.answer import RawResponse, Watchdog, cut
+from node.relay.answer import Watchdog
+from node.relay.answer import cut as cut_off
 from node.relay.carry import marks
 from node.relay.carry.ahead import Move
 from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.continuation import CannotCarryError
 from node.relay.carry.convert import DivergedError
-from node.relay.carry.events import DONE, EventSplitter
+from node.relay.carry.events import DONE, EventSplitter, cut
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import EngineError
 from node.relay.headers import HeaderList
 from node.relay.refused import Refused
+from node.relay.response import RawResponse
 from node.relay.upstream import (
     UpstreamBrokenError,
     UpstreamError,
@@ -103,7 +104,7 @@ class CarriedStream:
         A client that goes away raises ConnectionError or CancelledError.
         """
         upstream = leg.opened.upstream
-        response = RawResponse(status=upstream.status, reason=upstream.reason, headers=CIMultiDict(headers))
+        response = RawResponse(status=upstream.status, reason=upstream.reason, headers=headers)
         self._leg = leg
         try:
             await response.prepare(self._request)
@@ -266,7 +267,10 @@ class CarriedStream:
         told: list[bytes] = []
         move = False
         try:
-            for event in self._splitter.feed(piece):
+            run, record = self._splitter.run(piece), self._carrier.record
+            if run is not None and leg.translator is record:
+                run = record.take_usual(run, told)
+            for event in self._splitter.feed(piece) if run is None else cut(run):
                 if event.startswith(b": grapevine-"):
                     move = move or event == marks.MOVE
                 elif not leg.translator.done:  # behind the end is nothing for a client
@@ -320,7 +324,7 @@ class CarriedStream:
                 await response.write(data)
                 await response.write_eof()
         except TimeoutError:
-            cut(self._request)
+            cut_off(self._request)
 
     @property
     def _left_s(self) -> float:

@@ -102,7 +102,7 @@ class Stage:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": f"{ROOT / 'scripts'}"} | variables,
+                env=self._environment() | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -111,6 +111,11 @@ class Stage:
         self._processes.append(process)
         self._logs[process.pid] = log
         return process.pid
+
+    def _environment(self) -> dict[str, str]:
+        """Ours; modules are compiled once, as they are where a node is installed."""
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        return inherited | {"PYTHONPATH": str(ROOT / "scripts"), "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
 
     def ready(self, subject: Subject) -> Subject:
         """Wait until a chat request gets through at each port.

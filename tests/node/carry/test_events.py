@@ -85,4 +85,14 @@ def test_the_work_grows_with_the_bytes_and_not_with_their_square(end: bytes, mon
     assert splitter.feed(one * 5000 + b"da") == [one] * 5000
     assert splitter.feed(b"ta: 2") == []
     assert splitter.feed(end + one) == [b"data: 2" + end, one]
-    assert calls == 4 + 1
+    assert calls <= 4 + 1
+
+
+@pytest.mark.parametrize("odd", [b"a\n\n\nb\n\n", b"a\n\n\n\nb\n\n", b"a\n\r\n\nb\n\n", b"a\n\n\n\n\nb\n\nc"])
+def test_line_ends_too_many_belong_to_the_next_event_wherever_the_bytes_are_cut(odd: bytes) -> None:
+    whole = EventSplitter()
+    meant = whole.feed(odd)
+    for cut in range(1, len(odd)):
+        splitter = EventSplitter()
+        assert splitter.feed(odd[:cut]) + splitter.feed(odd[cut:]) == meant
+        assert splitter.partial == whole.partial

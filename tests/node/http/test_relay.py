@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from node.relay.answer import RawResponse, Relay, Watchdog, first_piece
+from node.http.intake import header_list
+from node.http.server import HttpServer
+from node.http.writer import Flow
+from node.relay.answer import Relay, Watchdog, first_part
 from node.relay.headers import for_downstream, for_upstream
 from node.relay.session import Session
 from node.relay.upstream import (
@@ -44,11 +48,10 @@ class Proxy:
         self.errors: list[str | None] = []
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        headers = [(k.decode(), v.decode()) for k, v in request.raw_headers]
-        body = b"".join([piece async for piece in request.content.iter_any()])
+        headers, body = header_list(request), await request.content.readany()
         sent = UpstreamRequest(request.method, request.raw_path, for_upstream(headers), body)
         upstream = await open_upstream(Base(self.session, "http://engine"), sent, first_byte_s=5)
-        first = await first_piece(upstream, method=request.method, deadline_s=5)
+        first = await first_part(upstream, method=request.method, deadline_s=5, idle_s=5)
         relay = Relay(request, upstream, for_downstream(upstream.headers), idle_s=self.idle_s, on_piece=lambda n: None)
         response = await relay.run(first)
         self.errors.append(relay.error)
@@ -57,16 +60,14 @@ class Proxy:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Proxy]:
         self.session = session_to(self.path)
-        server = web.Server(self.handle, handler_cancellation=True, auto_decompress=False, access_log=None)
-        runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = runner.addresses[0][1]
+        server = HttpServer(self)  # type: ignore[arg-type]  # all it needs of a router
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        await server.start(listener)
         try:
             yield self
         finally:
-            await runner.cleanup()
+            await server.close()
             await self.session.close()
 
 
@@ -202,16 +203,28 @@ async def test_a_silent_stream_is_ended_by_the_watchdog(engine: FakeEngine) -> N
     await engine.until(lambda: engine.disconnects == 1)
 
 
-async def test_a_client_that_does_not_take_the_end_is_cut(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_client_that_does_not_take_the_end_is_cut(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
     """The end waits for what was written before it: for ever, with a client that takes nothing and stays."""
 
-    async def stuck(self: RawResponse, data: bytes = b"") -> None:
+    async def stuck(self: Flow) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(RawResponse, "write_eof", stuck)
-    async with Proxy(engine.path, idle_s=0.05).running() as proxy, asyncio.timeout(10):
-        answer = await ask(proxy.port, "POST", "/v1/x", body=b'{"stream": true}')
-        assert not answer.complete
+    monkeypatch.setattr(Flow, "drain", stuck)
+    monkeypatch.setattr(Flow, "paused", True)
+    if not whole:
+        engine.script = fake.reply(
+            Reply(200, (("Content-Type", "text/event-stream"),), (b"data: 1\n\n",), length=False)
+        )
+    async with (
+        Proxy(engine.path, idle_s=0.05).running() as proxy,
+        asyncio.timeout(10),
+        connect("127.0.0.1", proxy.port) as client,
+    ):
+        await client.send("POST", "/v1/x", body=b"{}")
+        assert await client.reader.read() and client.reader.at_eof()  # the connection ends
 
 
 async def test_a_death_that_is_told_twice_is_no_error() -> None:

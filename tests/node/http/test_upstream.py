@@ -355,3 +355,12 @@ def test_an_answer_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
         assert free == [connection]
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("reason", [b" OK", b""])
+async def test_what_follows_a_whole_answer_in_the_same_bytes_is_no_part_of_it(reason: bytes) -> None:
+    more = b"HTTP/1.1 200" + reason + b"\r\nContent-Length: 5\r\n\r\nWRONG"
+    async with server(always(WHOLE + more)) as base:
+        for _ in range(2):
+            answer, body = await ask(base)
+            assert body == b"hello" and answer.status == 200

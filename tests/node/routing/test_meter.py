@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.learnt import FADE_S, FRESH_S
 from node.load import LoadVector
-from node.meter import FORGET_S, MAX_REQUESTS, PRIOR_DECODE_TPS, REPORT_S, LoadMeter
+from node.meter import FORGET_S, GLANCE_S, MAX_REQUESTS, PRIOR_DECODE_TPS, REPORT_S, LoadMeter
 from node.prefill import PRIOR, PrefillTime
 from node.window import Rate, Window
 
@@ -357,3 +357,21 @@ def test_whatever_the_engine_does_is_a_sign_of_life_and_what_we_do_is_none() -> 
     meter.vector(6.0, ready=True, draining=False)
     assert not moved()
     assert meter.vector(6.0, ready=True, draining=False).moves == meter.moves
+
+
+def test_a_glance_knows_what_is_here_now_and_what_was_learnt_a_moment_ago() -> None:
+    def glance(now: float) -> LoadVector:
+        return meter.glance(now, ready=True, draining=False)
+
+    meter = LoadMeter(slots=8)
+    meter.dispatched("x", 0.0, 1000)
+    assert glance(0.0) == vector(meter, 0.0)
+    meter.first_byte("x", 1.0)
+    before = vector(meter, 1.0)
+    meter.dispatched("y", 1.0, 500)
+    meter.finished("x", 1.01, 2)
+    seen, exact = glance(1.02), meter.glance(1.02, ready=True, draining=False)
+    assert seen == exact and (seen.running, seen.queued_tokens, seen.moves) == (1, 480, meter.moves)
+    assert (seen.e2e_p50_ms, seen.ttft_p50_ms) == (before.e2e_p50_ms, before.ttft_p50_ms) == (0.0, 1000.0)
+    later = glance(1.01 + GLANCE_S + 0.01)
+    assert later.e2e_p50_ms == pytest.approx(1010.0) and later == vector(meter, 1.01 + GLANCE_S + 0.01)

@@ -25,7 +25,7 @@ def test_a_prompt_takes_a_fixed_time_one_per_token_and_one_per_pair() -> None:
     assert PrefillTime(10.0, 0.5, 0.001).ms(100, 0) == 0.0
     work = Work.of(100, 200).plus(Work.of(0, 50))
     assert TRUE.ms_of(work) == pytest.approx(TRUE.ms(100, 200) + TRUE.ms(0, 50))
-    assert work.minus(Work.of(0, 50)).minus(Work.of(100, 200)) == Work()
+    assert work.exchanged(Work.of(0, 50), Work()).exchanged(Work.of(100, 200), Work()) == Work()
 
 
 def test_it_learns_times_of_all_lengths_from_a_mixture_of_them() -> None:
