@@ -24,11 +24,14 @@ from node import __version__
 from node.http.page import page_files
 
 ROOT = Path(__file__).parents[2]
-#: Seconds: for one step of building or installing, and for a node to serve.
-BUILD_S, START_S = 240.0, 60.0
+#: Seconds: for one step of building or installing, and for a node to serve; on a machine that is busy elsewhere.
+BUILD_S, START_S = 500.0, 120.0
 #: What pip says when there is no index to ask, in which case nothing can be said about the wheel.
 OFFLINE = ("Failed to establish a new connection", "Temporary failure in name resolution", "Network is unreachable")
 PACKAGES = ("node", "gossip", "kvmigrate")
+
+#: The first test that needs them waits for the environment too.
+pytestmark = pytest.mark.timeout(3 * BUILD_S)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
