@@ -12,7 +12,7 @@ import pytest_asyncio
 import randommodel
 from localcluster import LocalCluster
 
-from tests.e2e.client import Client, prose
+from tests.e2e.client import OPERATOR, Client, prose
 from tests.e2e.pools import PoolBytes, reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -74,7 +74,7 @@ async def test_a_pull_brings_the_blocks_of_every_rank(pair: Client) -> None:
     await pair.knows_holder(RIGHT, prompt, LEFT)
     cached = await pair.metric(RIGHT, "grapevine_actual_cached_tokens_total")
     pulled = await pair.complete(
-        RIGHT, prompt, headers={"x-grapevine-force-target": RIGHT, "x-grapevine-force-source": LEFT}
+        RIGHT, prompt, headers={"x-grapevine-force-target": RIGHT, "x-grapevine-force-source": LEFT, **OPERATOR}
     )
     assert pulled.pulled >= 6
     assert pulled.text == local.text

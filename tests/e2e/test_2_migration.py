@@ -119,7 +119,7 @@ async def test_a_source_that_is_stopped_costs_its_deadline_and_nobody_else_anyth
     said = node_log(client, "green").count("pull from red ended early")
     node.kill(signal.SIGSTOP)
     try:
-        forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+        forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red", **OPERATOR}
         held = asyncio.create_task(client.complete("green", prompt, headers=forced))
         other = asyncio.create_task(client.complete("green", "Hello", max_tokens=2, headers=no_pull("green")))
         done, _ = await asyncio.wait({held, other}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +144,7 @@ async def test_clients_that_leave_while_blocks_are_pulled_or_loaded_leave_nothin
     prompt = prose(10, 900)
     local = await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
     await client.knows_holder("green", prompt, "red")
-    forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red"}
+    forced = {"x-grapevine-force-target": "green", "x-grapevine-force-source": "red", **OPERATOR}
     for wait_s in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6):
         asking = asyncio.create_task(client.complete("green", prompt, headers=forced))
         await asyncio.wait({asking}, timeout=wait_s)

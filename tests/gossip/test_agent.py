@@ -36,7 +36,7 @@ FAST = GossipConfig.loopback(
     session_timeout_s=1.0,
     push_pull_interval_s=1.0,
 )
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -240,7 +240,7 @@ async def test_garbage_on_both_sockets_is_counted_and_does_no_harm(cluster: Clus
         reader, writer = await asyncio.open_connection(*a.address)
         writer.write(frame)
         writer.write_eof()
-        assert await asyncio.wait_for(reader.read(), 3) == b""
+        assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
         await writer.wait_closed()
     await until(lambda: a.snapshot()["counters"].get("malformed", 0) >= 4)
@@ -255,7 +255,7 @@ async def test_silent_connections_are_bounded_in_number_and_in_time(cluster: Clu
     reads = [asyncio.ensure_future(reader.read()) for reader, _ in idle]
     first, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED, timeout=5)
     assert first <= set(reads[FAST.max_sessions :]), "the surplus is turned away while the others may still speak"
-    assert await asyncio.wait_for(asyncio.gather(*reads), 5) == [b""] * len(reads)
+    assert await asyncio.wait_for(asyncio.gather(*reads), 30) == [b""] * len(reads)
     assert time.monotonic() - start >= FAST.session_timeout_s
     for _, writer in idle:
         writer.close()
@@ -298,7 +298,7 @@ async def test_closing_with_streams_open_is_quiet(cluster: Cluster) -> None:
     reader, writer = await asyncio.open_connection(*a.address)
     await until(lambda: bool(a._streams._incoming))
     await a.close()
-    assert await asyncio.wait_for(reader.read(), 3) == b""
+    assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
     await writer.wait_closed()
     assert reported == []

@@ -10,7 +10,7 @@ import pytest
 from kvmigrate import copier
 from kvmigrate.copier import Copier, Copy, Helpers
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(params=[0, 1, 3], ids=["alone", "one helper", "three helpers"])

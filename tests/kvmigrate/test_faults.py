@@ -167,7 +167,7 @@ async def test_a_source_killed_or_stopped_in_the_middle_of_a_block(
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await asyncio.wait_for(process.communicate(), 10)
+        await asyncio.wait_for(process.communicate(), 60)
 
 
 async def test_a_source_that_is_stopped_before_it_is_asked(tmp_path: Path, target: Target) -> None:
@@ -182,7 +182,7 @@ async def test_a_source_that_is_stopped_before_it_is_asked(tmp_path: Path, targe
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await asyncio.wait_for(process.communicate(), 10)
+        await asyncio.wait_for(process.communicate(), 60)
 
 
 async def test_a_source_that_only_stops_sending(target: Target) -> None:

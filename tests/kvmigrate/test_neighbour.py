@@ -28,7 +28,7 @@ from kvmigrate.transport import Deadline, Transport
 from .bad_source import BadSource
 from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
 
 

@@ -16,7 +16,7 @@ from kvmigrate.reserve import Reserve
 
 from .helpers import BLOCK, chain, make_pool, store
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def taken(pool: BlockPool) -> int:

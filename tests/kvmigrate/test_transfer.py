@@ -460,7 +460,7 @@ async def test_a_source_in_another_process_that_is_killed_is_unreachable(
         assert (await puller.pull(address, range(6), 10)).blocks == 6
     finally:
         process.kill()
-        await asyncio.wait_for(process.communicate(), 10)
+        await asyncio.wait_for(process.communicate(), 60)
     result = await puller.pull(address, range(12), 5)
     assert (result.reason, result.blocks) == (Reason.UNREACHABLE, 0)
     holds(target, 6)

@@ -264,7 +264,7 @@ async def test_cancelling_the_fetch_ends_its_programs(workshop: Workshop, monkey
     await asyncio.wait_for(converting.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 15)
+        await asyncio.wait_for(task, 60)
     assert left_over(workshop) == []
 
 

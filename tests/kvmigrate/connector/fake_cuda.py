@@ -13,7 +13,7 @@ import torch
 
 from kvmigrate.connector.cuda_copies import address_of
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class FakeStream:

@@ -39,7 +39,7 @@ from .test_worker import BLOCKS, layer_outermost, map_blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # as the connector does
 POOL_BYTES = 1 << 20
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 CHAIN = [block_hash(1 + n) for n in range(3)]
 
 

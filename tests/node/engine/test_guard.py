@@ -54,7 +54,7 @@ async def tree(marker: str, *kinds: str, grace_s: float = 0.2) -> AsyncIterator[
     found = Tree(await spawn([*STUBBORN, *kinds], dict(os.environ), marker, grace_s=grace_s))
     pump = asyncio.create_task(found.process.pump(found.line))
     try:
-        await asyncio.wait_for(found.up.wait(), 15)
+        await asyncio.wait_for(found.up.wait(), 60)
         yield found
     finally:
         found.process.kill()
@@ -119,21 +119,21 @@ async def test_an_engine_that_dies_alone_leaves_nothing_and_the_guard_ends_the_s
     async with tree(marker, *KINDS) as engine:
         fds = watch(engine.pids.values())
         os.kill(engine.pids["main"], number)
-        assert await asyncio.wait_for(engine.process.wait(), 15) == -number
+        assert await asyncio.wait_for(engine.process.wait(), 60) == -number
         await gone(fds)
 
 
 @pytest.mark.parametrize("status", [0, 3, 255])
 async def test_the_guard_exits_with_the_status_of_the_engine(marker: str, status: int) -> None:
     process = await spawn([sys.executable, "-c", f"import os; os._exit({status})"], {}, marker)
-    await asyncio.wait_for(process.pump(lambda line: None), 15)
-    assert await asyncio.wait_for(process.wait(), 15) == status
+    await asyncio.wait_for(process.pump(lambda line: None), 60)
+    assert await asyncio.wait_for(process.wait(), 60) == status
 
 
 async def test_a_program_that_is_not_there_is_told_and_ends_with_127(marker: str) -> None:
     lines: list[str] = []
     process = await spawn(["/nowhere/python"], {}, marker)
-    await asyncio.wait_for(process.pump(lines.append), 15)
+    await asyncio.wait_for(process.pump(lines.append), 60)
     assert await process.wait() == 127
     assert lines == ["grapevine: cannot start /nowhere/python: [Errno 2] No such file or directory"]
 
@@ -142,7 +142,7 @@ async def test_a_stop_is_passed_to_the_engine_alone_and_the_rest_ends_after_it(m
     async with tree(marker, *KINDS) as engine:
         fds = watch(engine.pids.values())
         engine.process.terminate()
-        assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGTERM
+        assert await asyncio.wait_for(engine.process.wait(), 60) == -signal.SIGTERM
         await gone(fds)
 
 
@@ -151,7 +151,7 @@ async def test_force_ends_an_engine_that_ignores_the_stop(marker: str) -> None:
         fds = watch(engine.pids.values())
         engine.process.terminate()
         engine.process.kill()
-        assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGKILL
+        assert await asyncio.wait_for(engine.process.wait(), 60) == -signal.SIGKILL
         await gone(fds)
 
 
@@ -169,7 +169,7 @@ async def test_a_stopped_process_is_ended_too(marker: str) -> None:
         fds = watch(engine.pids.values())
         os.kill(engine.pids["ignores"], signal.SIGSTOP)
         engine.process.terminate()
-        await asyncio.wait_for(engine.process.wait(), 15)
+        await asyncio.wait_for(engine.process.wait(), 60)
         await gone(fds)
 
 
@@ -185,7 +185,7 @@ async def test_when_the_guard_is_killed_the_node_ends_the_rest(marker: str) -> N
         engine.process.record()
         fds = watch(engine.pids.values())
         os.kill(engine.process.pid, signal.SIGKILL)
-        assert await asyncio.wait_for(engine.process.wait(), 15) == -signal.SIGKILL
+        assert await asyncio.wait_for(engine.process.wait(), 60) == -signal.SIGKILL
         await gone(fds)
 
 

@@ -30,7 +30,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[tuple[aiohttp.ClientSession, E
     up = asyncio.Event()
     process = await spawn([sys.executable, FAKE, str(address.socket)], dict(os.environ), f"probe-{tmp_path}")
     pump = asyncio.create_task(process.pump(lambda line: up.set()))
-    await asyncio.wait_for(up.wait(), 15)
+    await asyncio.wait_for(up.wait(), 60)
     async with open_probes(address) as session:
         yield session, address
     process.kill()

@@ -30,7 +30,7 @@ from tests.node.engine.gone import gone, watch
 
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 QUICK = life.LifecycleConfig(pause_first_s=0.01, pause_most_s=0.05, first_attempts=2, stop_grace_s=0.3)
-LIMIT_S = 20
+LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)

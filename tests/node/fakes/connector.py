@@ -45,7 +45,7 @@ class FakeConnector:
         await self.until_got(lambda r, g: r is role and isinstance(g, kind))
 
     async def until_got(self, wanted: Callable[[Role, Message], bool]) -> None:
-        async with self._changed, asyncio.timeout(10):
+        async with self._changed, asyncio.timeout(60):
             await self._changed.wait_for(lambda: any(wanted(*got) for got in self.got))
 
     async def close(self) -> None:

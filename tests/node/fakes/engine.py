@@ -149,7 +149,7 @@ class FakeEngine:
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until ``condition`` holds; it is looked at whenever the engine receives or loses a request."""
         async with self._changed:
-            await asyncio.wait_for(self._changed.wait_for(condition), 10)
+            await asyncio.wait_for(self._changed.wait_for(condition), 60)
 
     async def _note(self) -> None:
         async with self._changed:

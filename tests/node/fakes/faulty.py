@@ -125,12 +125,12 @@ class FaultyEngine:
 
     async def until_stalled(self) -> None:
         """Until a stream has come to a fault that waits."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self._stalled.wait()
 
     async def until_quiet(self) -> None:
         """Until no exchange is open."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self._quiet.wait()
 
     def resume(self) -> None:

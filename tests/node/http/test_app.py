@@ -24,7 +24,7 @@ from node.app import run
 from node.settings import make_settings
 sys.exit(run(make_settings(**json.loads(sys.argv[1]))))
 """
-START_S = 30.0
+START_S = 120.0
 NAME = f"p{os.getpid()}"
 
 

@@ -461,7 +461,7 @@ async def test_a_client_that_goes_away_while_the_next_node_is_looked_for_leaves_
             return_when=asyncio.FIRST_COMPLETED,
         )
     for member in nodes.members:
-        await asyncio.wait_for(member.node.admission.idle(10), 10)
+        await asyncio.wait_for(member.node.admission.idle(10), 60)
         await member.faulty.until_quiet()
 
 

@@ -101,7 +101,7 @@ async def test_the_bodies_that_a_node_holds_are_bounded(nodes: Cluster, monkeypa
         for client in clients:
             client.writer.write(head + b" " * size)
         first = [asyncio.create_task(client.answer()) for client in clients]
-        done, stalled = await asyncio.wait(first, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        done, stalled = await asyncio.wait(first, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert [(task.result().status, error_of(task.result())["code"]) for task in done] == [(429, "too_many_bodies")]
         for task in stalled:
             task.cancel()
@@ -385,7 +385,7 @@ async def test_nodes_that_cannot_be_reached_are_each_tried_once(nodes: Cluster) 
     for member in members:
         assert member.node._http is not None
         await member.node._http.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         answer = await ask(a.port, "POST", CHAT, (), chat())
     assert answer.status == 503 and error_of(answer)["code"] == "no_node_answered"
     assert a.node.metrics.retries.labels("refused")._value.get() == len(members)
@@ -405,7 +405,7 @@ async def test_a_refusal_that_never_ends_holds_up_nobody(nodes: Cluster) -> None
 
     async with await asyncio.start_server(half, "127.0.0.1", 0) as server:
         a.node.registry._meta[b.name] = NodeMeta(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answer = await ask(a.port, "POST", CHAT, (("x-grapevine-force-target", b.name),), chat())
         assert answer.status == 503 and "gone" in str(error_of(answer)["message"])
         assert (await ask(a.port, "POST", CHAT, (), chat())).one("x-grapevine-target") == c.name

@@ -383,7 +383,7 @@ class Held:
         await self._compute(exchange)
 
     async def until(self, what: Callable[[], bool]) -> None:
-        async with self._moved, asyncio.timeout(10):
+        async with self._moved, asyncio.timeout(60):
             await self._moved.wait_for(what)
 
     async def _note(self, where: list[float], hold_s: float) -> None:

@@ -54,7 +54,7 @@ async def status_of(port: int, method: str, path: str, *headers: tuple[str, str]
     if path != "/page/events":
         answer: RawAnswer = await ask(port, method, path, headers)
         return answer.status
-    async with connect("127.0.0.1", port) as client, asyncio.timeout(10):
+    async with connect("127.0.0.1", port) as client, asyncio.timeout(60):
         await client.send(method, path)
         return (await client.head()).status
 
@@ -84,7 +84,7 @@ async def test_what_is_open_shows_no_secret_and_no_prompt(a: Member) -> None:
     shown = b""
     for path in ("/metrics", "/gossip/state", "/gossip/members", "/readyz", "/healthz"):
         shown += (await ask(a.port, "GET", path)).body
-    async with connect("127.0.0.1", a.port) as client, asyncio.timeout(10):
+    async with connect("127.0.0.1", a.port) as client, asyncio.timeout(60):
         await client.send("GET", "/page/events")
         await client.head()
         shown += await client.chunk()

@@ -220,7 +220,7 @@ async def test_a_client_that_does_not_take_the_end_is_cut(
         )
     async with (
         Proxy(engine.path, idle_s=0.05).running() as proxy,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         connect("127.0.0.1", proxy.port) as client,
     ):
         await client.send("POST", "/v1/x", body=b"{}")
@@ -289,6 +289,6 @@ async def test_a_client_of_http_1_0_gets_a_plain_body_and_the_end(engine: FakeEn
     engine.script = fake.reply(Reply(200, (), (b"one", b"two"), length=False))
     async with connect("127.0.0.1", proxy.port) as client:
         client.writer.write(b"GET /v1/x HTTP/1.0\r\n\r\n")
-        data = await asyncio.wait_for(client.reader.read(), 10)
+        data = await asyncio.wait_for(client.reader.read(), 60)
     head, _, body = data.partition(b"\r\n\r\n")
     assert body == b"onetwo" and b"chunked" not in head.lower()

@@ -22,7 +22,7 @@ from node.relay.upstream import (
     open_upstream,
 )
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 ASK = UpstreamRequest("POST", "/v1/x", [], b"{}")
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -20,7 +20,7 @@ BINARY = next(
 )
 MISSING = "no Chromium here: apt install chromium"
 START_S = 60.0
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-proxy-server",
     "--disable-extensions", "--disable-sync", "--disable-component-update", "--disable-background-networking",
