@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,9 @@ _file = click.option(
 )
 
 
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def clients() -> None:
     """Give API keys to clients, with limits, and take them back.
@@ -46,8 +50,9 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @clients.command()
 @_file
 @_limit_options
+@_json
 @click.argument("name")
-def add(path: Path, name: str, **limits: int | None) -> None:
+def add(path: Path, name: str, as_json: bool, **limits: int | None) -> None:
     """Make a key for the client NAME and print it, once: the file keeps its digest alone.
 
     For a client that has a key already the new one is good beside it: `remove --but-newest` ends the old ones.
@@ -57,12 +62,12 @@ def add(path: Path, name: str, **limits: int | None) -> None:
     line = file.line_of(file.Entry(name, file.digest_of(key), given))
     lines = _lines(path)
     _replace(path, [*lines, line])
-    click.echo(key)
+    click.echo(json.dumps({"name": name, "key": key}) if as_json else key)
 
 
 @clients.command(name="list")
 @_file
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_json
 def list_clients(path: Path, as_json: bool) -> None:
     """Show the clients of the file with their limits; never a key."""
     told: dict[str, dict[str, int]] = {}
@@ -71,8 +76,6 @@ def list_clients(path: Path, as_json: bool) -> None:
         shown["keys"] += 1
         shown |= {name: value for name, key in file.LIMITS.items() if (value := getattr(entry.limits, key))}
     if as_json:
-        import json
-
         click.echo(json.dumps(told))
         return
     for name, shown in told.items():
@@ -82,8 +85,9 @@ def list_clients(path: Path, as_json: bool) -> None:
 @clients.command()
 @_file
 @click.option("--but-newest", is_flag=True, help="Keep the key that was added last.")
+@_json
 @click.argument("name")
-def remove(path: Path, name: str, but_newest: bool) -> None:
+def remove(path: Path, name: str, but_newest: bool, as_json: bool) -> None:
     """Take the keys of the client NAME back. Requests that run are finished."""
     lines = _lines(path)
     own = [number for number, line in enumerate(lines) if line.split()[:1] == [name]]
@@ -95,6 +99,8 @@ def remove(path: Path, name: str, but_newest: bool) -> None:
         (entry,) = file.parse([lines[kept]], str(path))
         lines[kept] = file.line_of(file.Entry(name, entry.digest, limits))
     _replace(path, [line for number, line in enumerate(lines) if number == kept or number not in own])
+    if as_json:
+        click.echo(json.dumps({"name": name, "keys_removed": len(own) - but_newest}))
 
 
 def _lines(path: Path) -> list[str]:

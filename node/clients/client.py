@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass
 
 _MINUTE = 60.0
+#: What sums of seconds may be off by: who comes when he was told to is not sent away for it.
+_ROUNDING = 1e-6
 #: Longest time told to whoever waits for a place of its own, seconds.
 MAX_WAIT_S = 60
 #: Share of the newest request in the usual time of one.
@@ -55,8 +57,8 @@ class _Bucket:
         """Take ``amount``; else the seconds until it will be there."""
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / _MINUTE)
         self._at = now
-        if amount <= self._level:
-            self._level -= amount
+        if amount <= self._level + _ROUNDING:
+            self._level = max(0.0, self._level - amount)
             return 0.0
         return (amount - self._level) * _MINUTE / self.per_minute
 

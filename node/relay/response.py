@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
 
 from node.relay.headers import LOWER, HeaderList
 
@@ -45,6 +46,11 @@ class RawResponse(web.StreamResponse):
         self._given = headers
         self._length: int | None = None
         self._writer: BodyWriter | None = None
+
+    @property
+    def headers(self) -> CIMultiDict[str]:
+        """What the upstream sent, in a form of its own: nothing that is put there reaches the client."""
+        return CIMultiDict(self._given)
 
     @property
     def length(self) -> int | None:

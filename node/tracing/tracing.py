@@ -104,7 +104,8 @@ class Tracing:
             gone = isinstance(error, ConnectionError | asyncio.CancelledError)
             trace.end(error="the client is gone" if gone else type(error).__name__)
             raise
-        told = {key: response.headers[header] for header, key in _TOLD.items() if header in response.headers}
+        headers = response.headers
+        told = {key: headers[header] for header, key in _TOLD.items() if header in headers}
         failed = response.status >= 500
         trace.end(
             {"http.response.status_code": response.status, **told}, error=f"status {response.status}" if failed else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -77,7 +78,7 @@ def test_sessions_have_their_long_pauses_cut_and_their_blocks_joined() -> None:
         {"t": 0.0, "in": 1100, "out": 7, "runs": [[1, 17]]},
         {"t": 900.0, "in": 1200, "out": 7, "runs": [[1, 8], [40, 10]]},
     ]
-    first, second = traces._sessions(iter([{"requests": requests}]), random.Random(1))
+    first, second = traces._sessions(iter([{"requests": requests}]), random.Random(1), math.inf)
     assert second.at - first.at == traces.MAX_PAUSE_S
     assert len(first.blocks) == len(second.blocks) == 2
     assert first.blocks[0] == second.blocks[0] and first.blocks[1] != second.blocks[1]

@@ -24,6 +24,7 @@ from tests.node.http.bodies import CHAT, chat
 
 BLOCKS = 64
 TOKENS = BLOCKS * kv.BLOCK_TOKENS
+ADMIN_TOKEN = "t"
 #: About as fast as a node is taken to be before it has measured anything.
 PREFILL_S = 1.0
 LONG = chat(messages=[{"role": "user", "content": "All happy families are alike. " * 180}])
@@ -47,7 +48,7 @@ class Pair:
         holds: bool = False,
         settings: Mapping[str, object] | None = None,
     ) -> Member:
-        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01, admin_token="t", **(settings or {}))
+        member = await self.nodes.add(name, kv=True, kv_pool_gib=0.01, admin_token=ADMIN_TOKEN, **(settings or {}))
         connector = FakeConnector(member.node.settings.link_socket)
         await connector.connect(fingerprint, fields, holds=holds)
         self.connectors[name] = connector
@@ -123,7 +124,11 @@ async def send(entry: Member, *headers: tuple[str, str], body: bytes = LONG) -> 
 
 def force(target: str, source: str | None = None) -> list[tuple[str, str]]:
     headers = [("x-grapevine-force-target", target)]
-    return headers if source is None else [*headers, ("x-grapevine-force-source", source)]
+    return (
+        headers
+        if source is None
+        else [*headers, ("x-grapevine-force-source", source), ("x-grapevine-admin-token", ADMIN_TOKEN)]
+    )
 
 
 async def warmed(pair: Pair, *, holds: bool = False) -> tuple[Member, Member]:
