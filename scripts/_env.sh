@@ -147,8 +147,10 @@ prepare_chromium() {
 
 install_chromium() {
     export DEBIAN_FRONTEND=noninteractive
-    apt-get install --yes --no-install-recommends chromium && return
-    apt-get update && apt-get install --yes --no-install-recommends chromium
+    # A mirror that does not answer must not hold up the tests for long.
+    local apt=(timeout 120 apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10)
+    "${apt[@]}" install --yes --no-install-recommends chromium && return
+    "${apt[@]}" update && "${apt[@]}" install --yes --no-install-recommends chromium
 }
 
 # The environment itself, ours alone until descriptor 9 is closed.
