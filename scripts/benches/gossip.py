@@ -31,7 +31,7 @@ TARGETS: dict[str, Target] = {
     "sim_wall_s_per_virtual_s_n1000": ("<=", 2),
 }
 #: What is done to each cluster, in this order; the last only when it is asked for by name.
-SCENARIOS = ("rows", "agent", "join", "crash", "loss", "stall", "heal", "sweep")
+SCENARIOS = ("rows", "agent", "join", "crash", "calm", "loss", "stall", "heal", "sweep")
 #: Seconds of every stall in the sweep.
 SWEEP_S = (1, 2, 3, 5, 8)
 #: Above this size the halves of a partition set no load rows: they would be most of the work and decide nothing.
@@ -101,8 +101,10 @@ def _measure(result: Result, size: int, effort: Effort, seed: int, port: gossip_
             result.add(f"join_known_s_n{size}", scenarios.join(sim, effort.joins)[-1])
         if "crash" in wanted:
             _crashes(result, size, sim, effort)
+        if "calm" in wanted:
+            _false_deaths(result, size, sim, effort, 0)
         if "loss" in wanted:
-            _loss(result, size, sim, effort)
+            _false_deaths(result, size, sim, effort, 10)
         if "stall" in wanted:
             _stalls(result, size, sim, effort)
         if "sweep" in wanted:
@@ -139,12 +141,13 @@ def _crashes(result: Result, size: int, sim: scenarios.Simulator, effort: Effort
     result.add(f"crashes_n{size}", len(crashes.known_to_all))
 
 
-def _loss(result: Result, size: int, sim: scenarios.Simulator, effort: Effort) -> None:
+def _false_deaths(result: Result, size: int, sim: scenarios.Simulator, effort: Effort, percent: int) -> None:
+    """Nobody dies while so many of a hundred datagrams are lost: whoever is held for dead is so falsely."""
     seconds = effort.node_hours * 3600 / len(sim.running())
-    lost = scenarios.deaths_with_loss(sim, seconds, 0.10)
-    result.add(f"false_deaths_per_node_hour_loss10_n{size}", lost / effort.node_hours)
-    result.add(f"virtual_hours_loss10_n{size}", seconds / 3600)
-    result.add(f"node_hours_loss10_n{size}", effort.node_hours)
+    dead = scenarios.deaths_with_loss(sim, seconds, percent / 100)
+    result.add(f"false_deaths_per_node_hour_loss{percent}_n{size}", dead / effort.node_hours)
+    result.add(f"virtual_hours_loss{percent}_n{size}", seconds / 3600)
+    result.add(f"node_hours_loss{percent}_n{size}", effort.node_hours)
 
 
 def _stalls(result: Result, size: int, sim: scenarios.Simulator, effort: Effort) -> None:
