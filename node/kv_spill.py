@@ -48,6 +48,11 @@ class Spill:
         if self._path is not None:
             self._reading = asyncio.create_task(self._read(pool, self._path), name="grapevine-spill")
 
+    async def read_back(self) -> None:
+        """Wait until what was there has been read back; at most about `READ_S`."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
     def met(self, fingerprint: bytes) -> None:
         """An engine has said what its blocks are: those of another fingerprint are dropped by then."""
         if self._fingerprint and self._fingerprint != fingerprint:

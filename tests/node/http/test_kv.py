@@ -503,7 +503,8 @@ async def test_what_the_pool_held_is_there_after_a_planned_restart(
     assert b.node.kv.pool is not None and not b.node.kv.pool.blocks(), "a node reads back only its own file"
     file.rename(tmp_path / "back.kvspill")
     back = await pair.add("back", settings=spill)
-    await back.until(lambda: back.node.metrics.restored._value.get() == BLOCKS)
+    await back.node.kv.spill.read_back()
+    assert back.node.metrics.restored._value.get() == BLOCKS
     await send(back, *force("back"), ("x-grapevine-no-pull", "1"))
     assert back.node.metrics.actual._value.get() == TOKENS
     assert any("kept 64 KV blocks" in record.message for record in caplog.records)
