@@ -201,7 +201,8 @@ class KvSide:
     async def begin_pull(self, rid: str, plan: Plan, call: Call) -> Pulling:
         """Begin to pull what the plan's source has of the prompt; never raises for a peer.
 
-        Returns when the engine may be asked: at once where its connector holds the request, else when all is here.
+        Returns when the engine may be asked: at once where its connector holds the request and it computes others, else
+        when all is here.
         """
         if self.puller is None or self.link is None or plan.source is None or not self._scheduler:
             return Pulling(None, 0.0)
@@ -209,7 +210,7 @@ class KvSide:
             return Pulling(None, 0.0)
         deadline_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens))
         tag = call.trace.tag if call.trace is not None else ""
-        over = partial(self.link.pulled, rid) if self._holds else None
+        over = partial(self.link.pulled, rid) if self._holds and self._meter.active else None
         pull = partial(self._pulls.pull, self.puller, self.link, plan, call.parsed.chunks, deadline_s, tag=tag)
         return await begin(pull, deadline_s, over)
 

@@ -4,7 +4,8 @@ Rules
 1. An engine whose connector holds requests is asked at once: the request takes its place in the engine's queue, and is
    passed over there until the pull is over. Its wait and its pull are one time and not two, and whoever needs no pull
    is computed meanwhile.
-2. Any other engine is asked when the pull is over.
+2. Any other engine is asked when the pull is over, and so is one that has nothing else to compute: there is no queue to
+   wait in, and a vLLM that holds all it has steps without a pause, with one core in the engine and one in each worker.
 3. The connector hears of the end of every pull that it holds a request for, also of one that failed or was dropped.
 """
 

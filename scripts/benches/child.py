@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,8 +40,18 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGCONT)
         self._process.terminate()
         self._process.communicate()
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Keep all its threads from running: some poll for work even where there is none."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def ask(self, question: str) -> Any:
         """Send a line and give the answer. :raises RuntimeError: the process has ended."""

@@ -1,4 +1,8 @@
-"""The same bytes by other transfer libraries over TCP, in turns with our pulls; see `transfer_library`."""
+"""The same bytes by other transfer libraries over TCP, in turns with our pulls; see `transfer_library`.
+
+Theirs are stopped while we pull, since threads of theirs poll for work, and ours wait for theirs without polling: each
+has the machine to itself.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ async def compare(result: Result, source: Child, directory: Path, library: Libra
             here.ask(f"connect {json.dumps(told)}")
             theirs.ask(f"connect {json.dumps(back)}")
             for size, block_bytes in SIZES.items():
-                await _size(result, source, directory, here, f"{library.name}_{size}", block_bytes, pairs)
+                await _size(result, source, directory, (theirs, here), f"{library.name}_{size}", block_bytes, pairs)
     except (RuntimeError, OSError) as error:
         result.note(f"pull_over_{library.name}: not measured, {error}")
 
@@ -69,19 +73,21 @@ def _side(library: Library, role: str) -> Child:
 
 
 async def _size(  # noqa: PLR0917 - one call
-    result: Result, source: Child, directory: Path, theirs: Child, name: str, block_bytes: int, pairs: int
+    result: Result, source: Child, directory: Path, sides: tuple[Child, Child], name: str, block_bytes: int, pairs: int
 ) -> None:
     count = TOTAL // block_bytes
     pair = Pair(source, directory, block_bytes, count)
     ours, each, together = [], [], []
+    there, here = sides
     try:
         await pair.pull()
         for at_once in (0, 1):
-            theirs.ask(f"read {block_bytes} {count} {at_once}")
+            here.ask(f"read {block_bytes} {count} {at_once}")
         for _ in range(pairs):
-            ours.append(await pair.pull())
-            each.append(pair.bytes / theirs.ask(f"read {block_bytes} {count} 0"))
-            together.append(pair.bytes / theirs.ask(f"read {block_bytes} {count} 1"))
+            with there.stopped(), here.stopped():
+                ours.append(await pair.pull())
+            each.append(pair.bytes / here.ask(f"read {block_bytes} {count} 0"))
+            together.append(pair.bytes / here.ask(f"read {block_bytes} {count} 1"))
     finally:
         await pair.close()
     best = max(statistics.median(each), statistics.median(together))

@@ -397,6 +397,13 @@ class Held:
             self._moved.notify_all()
 
 
+async def holding(pair: Pair) -> tuple[Member, Member]:
+    """As `warmed`; the engine of the second one computes something else, so that it is given requests to hold."""
+    a, b = await warmed(pair, holds=True)
+    b.node.meter.dispatched("somebody else's", 0.0, 1)
+    return a, b
+
+
 def slow_source(member: Member, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A source that answers nobody until it is let."""
     go_on = threading.Event()
@@ -414,7 +421,7 @@ def slow_source(member: Member, monkeypatch: pytest.MonkeyPatch) -> threading.Ev
 async def test_a_request_waits_in_the_engines_queue_while_its_blocks_are_pulled_and_nobody_waits_for_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = await warmed(pair, holds=True)
+    a, b = await holding(pair)
     go_on, engine = slow_source(a, monkeypatch), Held(pair, b)
     b.fake.script = engine.script
     pulling = asyncio.create_task(send(b, *force("b", "a")))
@@ -429,8 +436,17 @@ async def test_a_request_waits_in_the_engines_queue_while_its_blocks_are_pulled_
     b.node.admission.validate()
 
 
-async def test_the_engine_hears_of_the_blocks_before_it_hears_that_the_pull_is_over(pair: Pair) -> None:
+async def test_an_idle_engine_is_asked_when_the_blocks_are_here(pair: Pair) -> None:
     _, b = await warmed(pair, holds=True)
+    engine = Held(pair, b)
+    b.fake.script = engine.script
+    answer = await send(b, *force("b", "a"))
+    assert int(answer.one("x-grapevine-pulled-blocks") or 0) >= BLOCKS - 8
+    assert engine.arrived == [0.0], "the engine was asked to hold it"
+
+
+async def test_the_engine_hears_of_the_blocks_before_it_hears_that_the_pull_is_over(pair: Pair) -> None:
+    _, b = await holding(pair)
     b.fake.script = Held(pair, b).script
     answer = await send(b, *force("b", "a"))
     pulled = int(answer.one("x-grapevine-pulled-blocks") or 0)
@@ -442,7 +458,7 @@ async def test_the_engine_hears_of_the_blocks_before_it_hears_that_the_pull_is_o
 
 
 async def test_a_held_request_is_let_go_when_its_source_is_gone(pair: Pair) -> None:
-    a, b = await warmed(pair, holds=True)
+    a, b = await holding(pair)
     assert a.node.kv.server is not None
     a.node.kv.server.close()
     b.fake.script = Held(pair, b).script
@@ -451,7 +467,7 @@ async def test_a_held_request_is_let_go_when_its_source_is_gone(pair: Pair) -> N
 
 
 async def test_an_engine_that_refuses_a_request_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = await warmed(pair, holds=True)
+    a, b = await holding(pair)
     go_on = slow_source(a, monkeypatch)
     b.fake.script = fake.reply(fake.Reply(400))
     answer = await ask(b.port, "POST", CHAT, force("b", "a"), LONG)
@@ -463,7 +479,7 @@ async def test_an_engine_that_refuses_a_request_is_not_waited_for(pair: Pair, mo
 async def test_a_pull_that_fails_by_a_bug_of_ours_costs_the_request_nothing(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, b = await warmed(pair, holds=True)
+    _, b = await holding(pair)
 
     async def broken(*args: object) -> int:
         raise RuntimeError("a bug")
@@ -478,7 +494,7 @@ async def test_a_pull_that_fails_by_a_bug_of_ours_costs_the_request_nothing(
 async def test_a_client_that_leaves_while_its_request_is_held_ends_the_hold_and_gives_its_place_back(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = await warmed(pair, holds=True)
+    a, b = await holding(pair)
     go_on, engine = slow_source(a, monkeypatch), Held(pair, b)
     b.fake.script = engine.script
     async with connect("127.0.0.1", b.port) as client:
