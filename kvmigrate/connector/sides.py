@@ -16,7 +16,7 @@ from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.regions import BlockMemory, map_blocks
 from kvmigrate.connector.reports import LinkReports, PoolFeed
 from kvmigrate.connector.scheduler import SchedulerHalf
-from kvmigrate.connector.slots import PoolSlots
+from kvmigrate.connector.slots import PoolSlots, stock_for
 from kvmigrate.connector.worker import WorkerHalf
 from kvmigrate.errors import LocalError
 from kvmigrate.fingerprint import NO_FINGERPRINT, Fingerprint
@@ -107,7 +107,13 @@ class WorkerSide:
             fields=fingerprint.to_fields(),
         )
         link = LinkClient(link_path, lambda: hello)
-        slots = PoolSlots(link, rank, hello.block_bytes, pinned=copies is not None and copies.overlapped)
+        slots = PoolSlots(
+            link,
+            rank,
+            hello.block_bytes,
+            stock=stock_for(int(vllm_config.scheduler_config.max_num_batched_tokens), hello.block_size),
+            pinned=copies is not None and copies.overlapped,
+        )
         half = None if why_not or copies is None else WorkerHalf(copies, slots, rank, time.monotonic)
         return cls(slots, half)
 

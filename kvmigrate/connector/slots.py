@@ -29,16 +29,29 @@ from kvmigrate.reader import PoolReader, ReadFault
 
 logger = logging.getLogger("vllm.grapevine")
 
+STOCK_STEPS = 2
+"""Steps full of prompt tokens whose blocks find a slot before the node has granted more."""
+
+
+def stock_for(step_tokens: int, block_size: int) -> int:
+    """Slots that an engine of so many tokens a step should have at hand."""
+    return STOCK_STEPS * -(-step_tokens // block_size)
+
 
 class PoolSlots:
-    """Implements `worker.SlotAccess` over a link and a pool file."""
+    """Implements `worker.SlotAccess` over a link and a pool file.
 
-    def __init__(self, link: LinkClient, rank: int, block_bytes: int, *, pinned: bool = False) -> None:
+    `stock`: granted slots that should be at hand. A step that completes more blocks than there are saves the first ones
+    only, and what comes behind a missing block is of no use to anybody.
+    """
+
+    def __init__(self, link: LinkClient, rank: int, block_bytes: int, *, stock: int = 0, pinned: bool = False) -> None:
         self._link = link
         # CUDA pins only memory that may be written. Nobody writes through what `read` shows.
         self._pinned = pinned
         self._rank = rank
         self._block_bytes = block_bytes
+        self._stock = stock
         self._writer: PoolReader | None = None
         self._reader: PoolReader | None = None
         self._grants: deque[SlotGrant] = deque()
@@ -49,7 +62,7 @@ class PoolSlots:
         for message in self._link.poll():
             self._handle(message)
         if self._short:
-            self._link.send(Want(self._short))
+            self._link.send(Want(self._stock + self._short))
             self._short = 0
 
     def begin_write(self) -> tuple[SlotGrant, memoryview] | None:
@@ -124,6 +137,8 @@ class PoolSlots:
         except KvError as error:
             logger.warning("cannot use the node's KV pool: %s", error)
             self._forget()
+        else:
+            self._link.send(Want(self._stock))
 
     def _refresh(self) -> None:
         if self._writer is not None:
@@ -131,6 +146,7 @@ class PoolSlots:
             try:
                 self._writer.refresh()
                 self._reader = PoolReader(path, writable=self._pinned)
+                self._link.send(Want(self._stock))
             except KvError as error:
                 logger.warning("cannot use the node's KV pool any more: %s", error)
                 self._forget()

@@ -36,7 +36,7 @@ __all__ = ["EngineLink", "Gone", "LinkEvent", "LinkStatus"]
 
 #: Slots that a worker has in stock without asking, and at most.
 STOCK: Final = 32
-MAX_STOCK: Final = 256
+MAX_STOCK: Final = 4096
 MAX_SESSIONS: Final = 2 * (MAX_RANKS + 1)  # an engine, and the one that it replaces
 HELLO_S: Final = 10.0
 _READ_BYTES: Final = 256 << 10

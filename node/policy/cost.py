@@ -8,6 +8,7 @@
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
     barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it
     burden  = BURDEN_SHARE * (prefill - what it would be with the longest prefix that anybody holds)
+            + COPY_SHARE * (prefill without the pull - prefill)
 
 Times of a candidate are its own, mixed with those typical for the model: where they rest on n recent requests, they
 count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and whom nobody used is tried again.
@@ -15,7 +16,9 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 The burden is what others pay: those who come later wait for work that need not have been done, and the copy it makes
 drives somebody's prefix out of the cache, to be computed again. Without it every full moment scatters conversations,
 which makes more work and fuller moments: on long prompts a cluster at 80 % of what it could do never recovers.
-At load r a second of work makes those behind it wait r / (1 - r) seconds in all: 4 at 80 %.
+At load r a second of work makes those behind it wait r / (1 - r) seconds in all: 4 at 80 %, 9 at 90 %. A pulled copy
+drives out as much as a computed one, which somebody may ask for again: on long prompts a cluster that takes copies for
+free has each prefix several times, and most of them nowhere.
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
@@ -85,7 +88,9 @@ class CostConfig:
     active_share: float = 2.0
     barrier_ms: float = 150.0
     #: Times that work which a holder would spare counts beyond its own duration.
-    burden_share: float = 4.0
+    burden_share: float = 8.0
+    #: Times that work which a pull spares counts for what the copy drives out.
+    copy_share: float = 2.0
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
 
@@ -226,6 +231,8 @@ class Cost:
         if most > cached:
             spared_ms = prefill_ms - prefill.ms(most, question.prompt_tokens - most)
             burden_ms = config.burden_share * spared_ms if spared_ms > 0 else 0.0
+        if pull.tokens:
+            burden_ms += config.copy_share * (prefill.ms(held, question.prompt_tokens - held) - prefill_ms)
         return CandidateCost(
             name,
             hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,

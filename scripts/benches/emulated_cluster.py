@@ -14,11 +14,18 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from localcluster import GRAPEVINE, LocalCluster, free_ports
 
+from node.settings import GIB
+
 #: Seconds for all nodes to see each other ready, and for a process to end.
 READY_LIMIT_S = 150.0
 STOP_LIMIT_S = 10.0
 POLL_S = 0.1
 MODEL = "demo"
+#: Folder of the nodes' sockets, beside the engines' logs.
+RUN = "run"
+#: A pool's books, bytes a block, and the least pool that a node takes.
+BLOCK_BOOKS = 4096 + 64
+LEAST_POOL_GIB = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +39,23 @@ class Sizes:
     speedup: float
     node_args: Sequence[str] = ()
     engine_args: Sequence[str] = ()
+    #: Blocks that each node's pool holds, and bytes of one; no blocks: the nodes have no pool.
+    pool_blocks: int = 0
+    block_bytes: int = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Emulated engines that run: base URLs and process ids."""
+    """Emulated engines that run: base URLs and process ids, and where each looks for the link of its node."""
 
     urls: list[str]
     pids: list[int]
+    run_dir: Path
+
+    @property
+    def names(self) -> list[str]:
+        """Of the nodes before them."""
+        return [_name(index) for index in range(len(self.urls))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +80,13 @@ async def emulated_engines(sizes: Sizes) -> AsyncIterator[Engines]:
         ports = free_ports(sizes.nodes)
         started: list[asyncio.subprocess.Process] = []
         try:
-            for port in ports:
-                engine = await _engine(port, sizes, Path(folder))
+            for index, port in enumerate(ports):
+                engine = await _engine(port, sizes, Path(folder), _name(index))
                 started.append(engine)
             urls = [f"http://127.0.0.1:{port}" for port in ports]
             async with aiohttp.ClientSession() as session, asyncio.timeout(READY_LIMIT_S):
                 await asyncio.gather(*(_answers(session, url) for url in urls))
-            yield Engines(urls, [process.pid for process in started])
+            yield Engines(urls, [process.pid for process in started], Path(folder) / RUN)
         finally:
             await asyncio.gather(*(_end(engine) for engine in started))
 
@@ -79,11 +95,12 @@ async def emulated_engines(sizes: Sizes) -> AsyncIterator[Engines]:
 async def nodes_before(engines: Engines, sizes: Sizes) -> AsyncIterator[Nodes]:
     """A node before each engine."""
     with TemporaryDirectory(prefix="gvb") as folder:
-        names = [f"n{index + 1}" for index in range(len(engines.urls))]
-        cluster = LocalCluster(Path(folder), names, ports=free_ports(len(names)), env=_environment(folder))
+        names = engines.names
+        environment = _environment(engines.run_dir)
+        cluster = LocalCluster(Path(folder), names, ports=free_ports(len(names)), env=environment)
         for node, url in zip(cluster.nodes.values(), engines.urls, strict=True):
             node.args = (
-                "--engine-url", url, "--no-mdns", "--no-kv",
+                "--engine-url", url, "--no-mdns", *_pool(sizes),
                 "--max-running", str(sizes.places), "--log-level", "warning", *sizes.node_args,
             )  # fmt: skip
         try:
@@ -96,15 +113,27 @@ async def nodes_before(engines: Engines, sizes: Sizes) -> AsyncIterator[Nodes]:
             await cluster.stop_all()
 
 
-def _environment(folder: str) -> dict[str, str]:
+def _name(index: int) -> str:
+    return f"n{index + 1}"
+
+
+def _pool(sizes: Sizes) -> tuple[str, ...]:
+    if not sizes.pool_blocks:
+        return ("--no-kv",)
+    return ("--kv-pool-gib", f"{max(LEAST_POOL_GIB, sizes.pool_blocks * (sizes.block_bytes + BLOCK_BOOKS) / GIB):.4f}")
+
+
+def _environment(run_dir: Path) -> dict[str, str]:
     """The sources that this bench belongs to, whatever is installed; and a short place for sockets."""
-    return {"PYTHONPATH": str(Path(__file__).parents[2]), "GRAPEVINE_RUN_DIR": f"{folder}/run"}
+    return {"PYTHONPATH": str(Path(__file__).parents[2]), "GRAPEVINE_RUN_DIR": str(run_dir)}
 
 
-async def _engine(port: int, sizes: Sizes, folder: Path) -> asyncio.subprocess.Process:
+async def _engine(port: int, sizes: Sizes, folder: Path, name: str) -> asyncio.subprocess.Process:
+    run_dir = folder / RUN
     command = [
         "emulate", "--preset", "8b-gpu", "--served-model-name", MODEL, "--port", str(port),
-        "--speedup", f"{sizes.speedup:.6g}", "--max-num-seqs", str(sizes.places), *sizes.engine_args,
+        "--speedup", f"{sizes.speedup:.6g}", "--max-num-seqs", str(sizes.places),
+        "--link-socket", str(run_dir / f"{name}.link"), "--kv-block-bytes", str(sizes.block_bytes), *sizes.engine_args,
     ]  # fmt: skip
     with (folder / f"engine-{port}.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
@@ -114,7 +143,7 @@ async def _engine(port: int, sizes: Sizes, folder: Path) -> asyncio.subprocess.P
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **_environment(str(folder))},
+            env={**os.environ, **_environment(run_dir)},
         )
 
 

@@ -7,22 +7,40 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benches import trace_routers, trace_work, traces
 from benches.emulated_cluster import Engines, Sizes, emulated_engines, nodes_before
 from benches.proxy.procs import cpu_s, family
 from benches.result import Result, say
-from benches.trace_replay import PATIENCE_S, forget, looked_up, replay
-from benches.trace_report import LEAST_LOADED, LOADS, OURS, Outcome, outcome, report, suffix_of, targets
+from benches.trace_replay import PATIENCE_S, forget, looked_up, pulls, replay
+from benches.trace_report import (
+    LEAST_LOADED,
+    LOADS,
+    OURS,
+    ROUTING_ONLY,
+    Outcome,
+    Pulled,
+    outcome,
+    report,
+    suffix_of,
+    targets,
+)
 from benches.trace_routers import ROUTERS, NotStarted
 from benches.trace_scale import NODES, OTHER, SCALES, Scale, Shot, cut, shots
+from node.emulator.config import preset
 
 TARGETS = targets(tuple(SCALES))
 QUICK_NODES = 3
 QUICK_LOADS, QUICK_S, QUICK_PEERS = (80,), 8.0, ("sglang",)
 #: Requests that an engine computes at once, and that its node takes.
 PLACES = 256
+#: Tokens of a block, and bytes that stand for the KV of one token of the trace (128 KiB in the preset's model): so that
+#: loopback is to the replay, whose time is divided, about what a network of 100 Gb/s is to the trace.
+BLOCK = 16
+TOKEN_BYTES = 1024
+#: What the nodes that take part are told.
+OWN = {OURS: "cost", ROUTING_ONLY: "cost", LEAST_LOADED: "least_connections"}
 #: About how long a contestant takes beside the arrivals: starting, the last answers, ending. Seconds.
 AROUND_S = 15.0
 
@@ -46,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loads", help=f"percent of what the engines can take (default {','.join(map(str, LOADS))})")
     parser.add_argument("--seconds", type=float, help="of arrivals for each contestant and load (default 60; quick 8)")
     parser.add_argument("--slower", type=float, default=1.0, help="times: for a machine that does other things as well")
-    names = [OURS, LEAST_LOADED, *ROUTERS]
+    names = [*OWN, *ROUTERS]
     parser.add_argument("--contestants", help=f"only these of {','.join(names)} (default: all that are installed)")
 
 
@@ -96,8 +114,8 @@ def _plan(result: Result, name: str, options: argparse.Namespace) -> Plan | None
 
 def _contestants(result: Result, options: argparse.Namespace) -> list[str]:
     given: str | None = options.contestants
-    names = given.split(",") if given else [OURS, LEAST_LOADED, *(QUICK_PEERS if options.quick else ROUTERS)]
-    unknown = set(names) - {OURS, LEAST_LOADED, *ROUTERS}
+    names = given.split(",") if given else [*OWN, *(QUICK_PEERS if options.quick else ROUTERS)]
+    unknown = set(names) - {*OWN, *ROUTERS}
     if unknown:
         raise SystemExit(f"trace: nobody is called {', '.join(sorted(unknown))}")
     absent = [name for name in names if name in ROUTERS and not ROUTERS[name].ready]
@@ -118,12 +136,13 @@ async def _load(result: Result, plan: Plan, load: int) -> None:
         engine_args=(
             "--coarse", str(scale.coarse), "--kv-tokens", str(scale.kv_tokens), "--max-model-len", str(scale.kv_tokens),
         ),
+        block_bytes=BLOCK * scale.coarse * TOKEN_BYTES,
     )  # fmt: skip
     outcomes: dict[str, Outcome] = {}
     async with emulated_engines(sizes) as engines:
         for name in plan.contestants:
             try:
-                outcomes[name] = await _contest(name, engines, sizes, plan.shots)
+                outcomes[name] = await _contest(name, engines, sizes, plan)
             except NotStarted as error:
                 result.note(f"{suffix}: {name} did not start: {error}")
                 continue
@@ -136,21 +155,25 @@ async def _load(result: Result, plan: Plan, load: int) -> None:
     report(result, suffix, outcomes)
 
 
-async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Sequence[Shot]) -> Outcome:
+async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Plan) -> Outcome:
+    if name == OURS:  # a pool as large as the engine's own cache: no more memory than the others have
+        sizes = replace(sizes, pool_blocks=plan.scale.kv_tokens // plan.scale.coarse // BLOCK)
     async with _started(name, engines, sizes) as (urls, pids):
         await forget(engines.urls)
         asked, found = await looked_up(engines.urls)
         began, routers, others = time.monotonic(), cpu_s(family(pids)), cpu_s(engines.pids)
-        seen, end = await replay(urls, plan)
+        seen, end = await replay(urls, plan.shots)
         took = time.monotonic() - began
         routers, others = cpu_s(family(pids)) - routers, cpu_s(engines.pids) - others
         asked_now, found_now = await looked_up(engines.urls)
+        pulled = Pulled(*await pulls(urls)) if name == OURS else None
     return outcome(
         seen,
         end,
         hit_ratio=(found_now - found) / max(1.0, asked_now - asked),
         router_cores=routers / took,
         engine_cores=others / took,
+        pulled=pulled,
     )
 
 
@@ -161,9 +184,7 @@ async def _started(name: str, engines: Engines, sizes: Sizes) -> AsyncIterator[t
         async with trace_routers.running(ROUTERS[name], engines.urls) as (url, pid):
             yield [url], [pid]
         return
-    policy = "least_connections" if name == LEAST_LOADED else "cost"
-    ours = Sizes(sizes.nodes, sizes.places, sizes.speedup, ("--policy", policy))
-    async with nodes_before(engines, ours) as nodes:
+    async with nodes_before(engines, replace(sizes, node_args=("--policy", OWN[name]))) as nodes:
         yield nodes.urls, nodes.pids
 
 
@@ -175,3 +196,5 @@ def _describe(result: Result, plan: Plan) -> None:
         f"(preset {trace_work.PRESET}) with {scale.kv_tokens} tokens of KV; a central router with perfect knowledge "
         f"finds {plan.work.hit_ratio:.3f} of the prompt tokens cached, and its work is what the loads are shares of"
     )
+    gbit = 8 * preset(trace_work.PRESET).kv_token_bytes / TOKEN_BYTES * scale.real_s / scale.seconds
+    result.note(f"{plan.trace}: 1 GB/s of a pull here stands for a network of {gbit:.0f} Gb/s there")

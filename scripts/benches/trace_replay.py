@@ -91,12 +91,26 @@ async def _idle(session: aiohttp.ClientSession, url: str) -> None:
 
 
 async def looked_up(engines: Sequence[str]) -> tuple[float, float]:
-    """Prompt tokens that the engines have looked for in their caches so far, and found."""
+    """Prompt tokens that the engines have looked for in their caches so far, and found there or in a pool."""
     async with aiohttp.ClientSession() as session:
         found = [await _sampled(session, url) for url in engines]
-    return sum(one["prefix_cache_queries_total"] for one in found), sum(one["prefix_cache_hits_total"] for one in found)
+    asked = sum(one["prefix_cache_queries_total"] for one in found)
+    return asked, sum(one["prefix_cache_hits_total"] + one["external_prefix_cache_hits_total"] for one in found)
 
 
 async def _sampled(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
     async with session.get(f"{url}/metrics") as answer:
         return {name: float(value) for name, value in _SAMPLE.findall(await answer.text())}
+
+
+async def pulls(nodes: Sequence[str]) -> tuple[float, float]:
+    """Bytes of KV that these nodes have pulled, and the seconds of their pulls together."""
+    async with aiohttp.ClientSession() as session:
+        found = [peer for url in nodes for peer in await _pulled_from(session, url)]
+    moved = [peer for peer in found if peer["bytes_s"]]
+    return sum(peer["bytes"] for peer in moved), sum(peer["bytes"] / peer["bytes_s"] for peer in moved)
+
+
+async def _pulled_from(session: aiohttp.ClientSession, url: str) -> list[dict[str, float]]:
+    async with session.get(f"{url}/gossip/state") as answer:
+        return list((await answer.json())["kv"]["peers"].values())

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from benches.result import Result, Target
 from benches.trace_replay import Seen
 
-#: Contestants that are not peers: ourselves, and our nodes with a policy that knows nothing of prefixes.
-OURS, LEAST_LOADED = "grapevine", "least_loaded"
+#: Contestants that are not peers: ourselves; our nodes without pool and pulls, so that only routing differs; and our
+#: nodes with a policy that knows nothing of prefixes.
+OURS, ROUTING_ONLY, LEAST_LOADED = "grapevine", "grapevine_no_kv", "least_loaded"
 LOADS = (50, 80, 95)
 #: Who fails more of the requests is no peer to be compared with.
 FAILED = 0.01
@@ -46,9 +47,26 @@ class Outcome:
     late_p99: float
     router_cores: float
     engine_cores: float
+    pulled: Pulled | None = None
 
 
-def outcome(seen: Sequence[Seen], end: float, *, hit_ratio: float, router_cores: float, engine_cores: float) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """KV that moved between nodes: bytes of all pulls, and the seconds they took together."""
+
+    bytes: float
+    seconds: float
+
+
+def outcome(
+    seen: Sequence[Seen],
+    end: float,
+    *,
+    hit_ratio: float,
+    router_cores: float,
+    engine_cores: float,
+    pulled: Pulled | None = None,
+) -> Outcome:
     """Sum up a replay that ended at `end`. Times count from when a request was due: a late generator is no excuse."""
     waits = sorted((one.first or end) - one.due for one in seen if not one.failed)
     return Outcome(
@@ -61,6 +79,7 @@ def outcome(seen: Sequence[Seen], end: float, *, hit_ratio: float, router_cores:
         late_p99=quantile(sorted(one.sent - one.due for one in seen), 0.99),
         router_cores=router_cores,
         engine_cores=engine_cores,
+        pulled=pulled,
     )
 
 
@@ -85,17 +104,24 @@ def report(result: Result, suffix: str, outcomes: Mapping[str, Outcome]) -> None
         ):
             if math.isfinite(value):
                 result.add(f"{name}_{figure}_{suffix}", value)
+    peers = {name: found for name, found in outcomes.items() if name not in (OURS, ROUTING_ONLY, LEAST_LOADED)}
+    fit = {name: found for name, found in peers.items() if found.failed <= FAILED}
+    for name in sorted(peers.keys() - fit.keys()):
+        result.note(f"{suffix}: {name} failed {peers[name].failed:.1%} of the requests and is not compared with")
+    routing = outcomes.get(ROUTING_ONLY)
+    if routing is not None and fit:
+        best = min(o.ttft_mean for o in fit.values())
+        result.add(f"ttft_mean_no_kv_over_best_peer_{suffix}", routing.ttft_mean / best)
     ours = outcomes.get(OURS)
     if ours is None:
         return
     result.add(f"hit_ratio_{suffix}", ours.hit_ratio)
+    if ours.pulled is not None and ours.pulled.seconds > 0:
+        result.add(f"pulled_gb_{suffix}", ours.pulled.bytes / 1e9)
+        result.add(f"pull_gb_s_{suffix}", ours.pulled.bytes / ours.pulled.seconds / 1e9)
     least = outcomes.get(LEAST_LOADED)
     if least is not None:
         result.add(f"ttft_mean_over_least_loaded_{suffix}", ours.ttft_mean / least.ttft_mean)
-    peers = {name: found for name, found in outcomes.items() if name not in (OURS, LEAST_LOADED)}
-    fit = {name: found for name, found in peers.items() if found.failed <= FAILED}
-    for name in sorted(peers.keys() - fit.keys()):
-        result.note(f"{suffix}: {name} failed {peers[name].failed:.1%} of the requests and is not compared with")
     if fit:
         result.add(f"ttft_mean_over_best_peer_{suffix}", ours.ttft_mean / min(o.ttft_mean for o in fit.values()))
         result.add(f"ttft_p99_over_best_peer_{suffix}", ours.ttft_p99 / min(o.ttft_p99 for o in fit.values()))

@@ -5,7 +5,7 @@ one: `wrong` counts blocks whose bytes were others', and must stay 0.
 
 Rules (kvmigrate.connector has them in full):
 1. What is sent may be lost and what is held may be gone: both cost time only.
-2. Completed blocks that the pool does not hold are stored into granted slots.
+2. Completed blocks that the pool does not hold are stored into granted slots, those found in the cache too.
 3. Of several sequences under one request id only the first one reports.
 4. A request whose blocks are being pulled waits for them, and nobody waits for it.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from kvmigrate.connector.holds import Holds
 from kvmigrate.connector.mirror import PoolMirror
 from kvmigrate.connector.reports import LinkReports, PoolFeed
-from kvmigrate.connector.slots import PoolSlots
+from kvmigrate.connector.slots import PoolSlots, stock_for
 from kvmigrate.digest import block_digest
 from kvmigrate.layout import HASH_BYTES
 from kvmigrate.link import Hello, LinkClient, Role, SlotGrant
@@ -53,7 +53,8 @@ class EmulatedConnector:
         self._feed = PoolFeed(
             self._scheduler, self._mirror, on_saved=self._saved, on_lost=self._lost, on_pulled=self._holds.over
         )
-        self._slots = PoolSlots(self._worker, 0, block_bytes)
+        stock = stock_for(config.step_tokens, config.block_size)
+        self._slots = PoolSlots(self._worker, 0, block_bytes, stock=stock)
         self._jobs: dict[str, Job] = {}
         self._started: dict[str, float] = {}
         self._driver: Driver | None = None
@@ -150,6 +151,7 @@ class EmulatedConnector:
                 self._started[action.rid] = action.at
                 if rid:
                     self._reports.started(rid, job.prompt_tokens, action.cached_tokens, action.external_tokens)
+                self._store(job.keys[: action.cached_tokens // self._config.block_size])
             case Stored():
                 self._store(action.keys)
             case Tokens(first=True) if rid:

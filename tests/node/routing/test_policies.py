@@ -159,11 +159,12 @@ def test_a_gap_is_taken_from_the_decode_rate_or_from_what_is_typical() -> None:
     assert terms(Cost(), node("b"), typical=usual).prefill_ms == pytest.approx(10_000.0)
 
 
-def test_computing_again_what_somebody_holds_costs_the_others_four_times_as_much() -> None:
+def test_computing_again_what_somebody_holds_costs_the_others_more_than_itself() -> None:
     # 1000 tokens at 500 a second: the holder of 800 spares 1600 ms, who has 200 himself would spare 1200 of them
     asked = {"matched_tokens": {"a": 800, "c": 200}}
     found = {name: terms(Cost(), node(name, prefill_tps=500.0), **asked) for name in ("a", "b", "c")}
-    assert [found[name].burden_ms for name in ("a", "b", "c")] == [0.0, 4 * 1600.0, 4 * 1200.0]
+    share = CostConfig().burden_share
+    assert share > 1 and [found[name].burden_ms for name in ("a", "b", "c")] == [0.0, share * 1600.0, share * 1200.0]
     assert terms(Cost(), node("b", prefill_tps=500.0)).burden_ms == 0.0
 
 
@@ -221,6 +222,11 @@ def test_pulling_is_chosen_when_it_beats_computing_by_the_margin() -> None:
     assert (faster.source, faster.pull_ms) == (None, 0.0) and faster.prefill_ms == pytest.approx(1000 / 0.47)
 
 
+def test_a_copy_costs_the_others_for_what_it_drives_out() -> None:
+    cost = pulling(node("a", prefill_tps=400.0), node("b"))
+    assert cost.pulled_tokens == 800 and cost.burden_ms == pytest.approx(CostConfig().copy_share * 2000.0)
+
+
 def test_only_what_the_target_lacks_is_pulled() -> None:
     cost = pulling(node("a", prefill_tps=100.0), node("b"), matched_tokens={"a": 500, "b": 800})
     assert (cost.matched_tokens, cost.pulled_tokens) == (500, 300)
@@ -271,8 +277,9 @@ def test_a_forced_source_is_used_whether_it_pays_or_not() -> None:
 
 def test_the_holder_wins_only_inside_its_cost() -> None:
     policy = Cost()
-    # Computing 800 tokens again takes as long as a queue of 800, and the others pay four times that.
-    for queued, wins in ((0, "b"), (3900, "b"), (4100, "a")):
+    # Computing 800 tokens again takes as long as a queue of 800, and the others pay some times that.
+    even = 800 + round(800 * CostConfig().burden_share)
+    for queued, wins in ((0, "b"), (even - 100, "b"), (even + 100, "a")):
         holder = node("b", prefill_tps=500.0, queued_tokens=queued)
         other = node("a", prefill_tps=500.0)
         choice = choose(policy, question(holder, other, matched_tokens={"b": 800}, matched_chunks={"b": 6}))
