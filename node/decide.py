@@ -15,11 +15,12 @@ everybody else. So the second choice rests on live state where it matters, and c
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from node.eligible import eligible, live_models, lost_response, no_model, refuse, sources, status, unknown_response
 from node.held import mapped, most
 from node.oversize import too_large
+from node.peerprefix import given
 from node.plan import MAX_HOPS, MAX_PATIENCE_MS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
@@ -126,6 +127,7 @@ def _question(
 ) -> Question:
     output = min(MAX_OUTPUT_TOKENS, (request.max_tokens or TYPICAL_OUTPUT_TOKENS)) * request.answers
     near = most(view.matched, MAX_HOLDERS, rng)
+    giving = _giving(view, request.chunks, near) if view.promised else None
     return Question(
         model=model,
         prompt_tokens=tokens,
@@ -134,6 +136,8 @@ def _question(
         sources=tuple(sources(view, model, {*near, options.force_source} if options.force_source else near)),
         matched_tokens=mapped(view.matched, lambda chunks: request.matched_tokens(chunks, tokens)),
         matched_chunks=view.matched,
+        source_tokens=None if giving is None else mapped(giving, lambda chunks: request.matched_tokens(chunks, tokens)),
+        source_chunks=giving,
         near=near,
         unseen=view.unseen,
         typical=_typical(view, model),
@@ -143,6 +147,12 @@ def _question(
         every=every,
         commit=commit,
     )
+
+
+def _giving(view: ClusterView, chunks: Sequence[int], names: Iterable[str]) -> dict[str, int]:
+    """How many chunks from the front on these nodes can give now: none of those that they only promise."""
+    nothing: frozenset[int] = frozenset()
+    return {name: given(view.promised.get(name, nothing), chunks, view.matched.get(name, 0)) for name in names}
 
 
 def _typical(view: ClusterView, model: str) -> Typical:
@@ -171,8 +181,8 @@ def _plan(
     forced = options.force_source
     if forced is not None and not options.no_pull and forced != cost.name and source is None:
         # Forced means tried, also when we do not know (yet) that the source holds anything.
-        source, chunks = forced, question.matched_chunks.get(forced) or len(request.chunks)
-        cached = max(held, question.matched_tokens.get(forced, 0))
+        source, chunks = forced, question.giving_chunks.get(forced) or len(request.chunks)
+        cached = max(held, question.giving_tokens.get(forced, 0))
     if options.force_target is not None or (forced is not None and source == forced):
         reason = f"forced, {reason}" if source is None else f"forced, pull {chunks} chunks from {source}"
     return Plan(

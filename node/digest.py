@@ -6,7 +6,8 @@ Promises
    what lies behind it; that comes back with the missing one, if its own blocks stayed.
 2. `resolve` returns block hashes of the very text it was asked for, perhaps a few too many at the end (they are
    another prompt's, and never asked for by the engine), never others.
-3. Bounded: chunks, and references to block hashes. The least recently used chunk goes first; within one prompt
+3. A promised chunk is one of a prompt that the engine has and did not compute yet: no blocks, and nothing to resolve.
+4. Bounded: chunks, and references to block hashes. The least recently used chunk goes first; within one prompt
    the last one, so that a prefix shrinks from its end.
 
 How chunks and blocks meet. Chunks are cut by bytes and blocks by tokens; nobody tokenizes here. A prompt of B
@@ -31,13 +32,14 @@ MAX_REFERENCES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Chunks that entered and left the digest; no chunk is in both."""
+    """Chunks that entered and left the digest, and those that are promised from now on; no chunk is in two of them."""
 
     added: tuple[int, ...] = ()
     withdrawn: tuple[int, ...] = ()
+    promised: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.withdrawn)
+        return bool(self.added or self.withdrawn or self.promised)
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class PrefixDigest:
         self.max_tokens = max_tokens
         self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
         self._by_block: dict[bytes, set[int]] = {}
+        self._promised: set[int] = set()
         self._references = 0
         self._tokens = 0
 
@@ -116,6 +119,29 @@ class PrefixDigest:
                 added.append(name)
         return self._changes(added)
 
+    def promise(self, chunks: Sequence[int], *, prompt_tokens: int, prompt_bytes: int) -> Changes:
+        """The engine has a prompt that it will compute and report: what of it is not known yet is promised."""
+        if not chunks or prompt_bytes <= 0:
+            return Changes()
+        tokens = max(1, CHUNK_BYTES * prompt_tokens // prompt_bytes)
+        fresh = tuple(name for name in chunks if name not in self._chunks)
+        for name in reversed(fresh):
+            self._put(name, _Chunk(None, 0, 0, tokens))
+        self._promised.update(fresh)
+        withdrawn = self._shrink()
+        gone = set(withdrawn)
+        return Changes(
+            withdrawn=tuple(name for name in withdrawn if name not in fresh),
+            promised=tuple(name for name in fresh if name not in gone),
+        )
+
+    def unpromise(self, chunks: Iterable[int]) -> tuple[int, ...]:
+        """What of these was promised and not computed is not to be expected any more. Returns what is withdrawn."""
+        withdrawn = tuple(name for name in chunks if name in self._promised)
+        for name in withdrawn:
+            self._drop(name)
+        return withdrawn
+
     def evicted(self, block: bytes) -> tuple[int, ...]:
         """A block is gone. Returns the chunks that are withdrawn for it."""
         withdrawn = tuple(self._by_block.get(block, ()))
@@ -135,6 +161,7 @@ class PrefixDigest:
         withdrawn = tuple(self._chunks)
         self._chunks.clear()
         self._by_block.clear()
+        self._promised.clear()
         self._references = self._tokens = 0
         return withdrawn
 
@@ -149,7 +176,7 @@ class PrefixDigest:
 
     def resolve(self, chunks: Sequence[int]) -> tuple[bytes, ...]:
         """Block hashes, in order, that cover the longest known prefix of `chunks`. Marks it as used."""
-        count = self.matched(chunks)
+        count = self._computed(chunks)
         if not count:
             return ()
         for chunk in reversed(chunks[:count]):
@@ -189,6 +216,7 @@ class PrefixDigest:
         assert self._references <= self.max_references
         assert self._tokens == sum(chunk.tokens for chunk in self._chunks.values())
         assert not self.max_tokens or self._tokens <= self.max_tokens
+        assert all(self._chunks[name].run is None for name in self._promised)
         depends: dict[bytes, set[int]] = {}
         runs: dict[int, _Run] = {}
         for name, chunk in self._chunks.items():
@@ -243,7 +271,7 @@ class PrefixDigest:
 
     def _anchor(self, chunks: Sequence[int], blocks: tuple[bytes, ...]) -> tuple[int, int]:
         """Known chunks at the front, and the blocks up to their end, as another prompt's blocks tell them."""
-        count = self.matched(chunks)
+        count = self._computed(chunks)
         if not count or count == len(chunks):
             return 0, 0
         last = self._chunks[chunks[count - 1]]
@@ -258,13 +286,22 @@ class PrefixDigest:
         # One continues the other: its end was interpolated within its own prompt, and that is the best we know.
         return (count, last.end) if common >= last.end else (0, 0)
 
+    def _computed(self, chunks: Iterable[int]) -> int:
+        """As `matched`, up to the first chunk that is only promised."""
+        count = 0
+        for chunk in chunks:
+            if chunk not in self._chunks or chunk in self._promised:
+                break
+            count += 1
+        return count
+
     def _own_blocks(self, chunk: _Chunk) -> tuple[bytes, ...]:
         return chunk.run.blocks[chunk.end - chunk.own : chunk.end] if chunk.run is not None else ()
 
     def _put(self, name: int, chunk: _Chunk) -> bool:
-        """Insert or replace, as most recently used. True when it was not there."""
-        new = name not in self._chunks
-        if not new:
+        """Insert or replace, as most recently used. True when it was not there, or only promised."""
+        new = name not in self._chunks or name in self._promised
+        if name in self._chunks:
             self._drop(name)
         self._chunks[name] = chunk
         self._tokens += chunk.tokens
@@ -278,6 +315,7 @@ class PrefixDigest:
 
     def _drop(self, name: int) -> None:
         chunk = self._chunks.pop(name)
+        self._promised.discard(name)
         self._tokens -= chunk.tokens
         for block in self._own_blocks(chunk):
             holders = self._by_block.get(block)

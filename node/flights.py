@@ -28,6 +28,8 @@ class Flight:
     prompt_tokens: int = 0
     #: Blocks that the engine filled and the digest does not claim yet: the pool had not heard of all of them.
     unconfirmed: tuple[bytes, ...] = ()
+    #: Chunks that the digest promises because of this request alone.
+    promised: tuple[int, ...] = ()
 
 
 class Flights:

@@ -175,14 +175,16 @@ class KvSide:
     def begin(self, rid: str, call: Call, plan: Plan) -> None:
         """The engine is about to get this request.
 
-        Without our connector its prompt is claimed from now on: the next turn of a conversation, or another request
-        with the same beginning, often comes before this answer, and behind it in the engine's queue finds it computed.
-        Nobody pulls from such a node, so that nobody looks for blocks that are not there yet.
+        Its prompt is claimed from now on: the next turn of a conversation, or another request with the same beginning,
+        often comes before this answer, and behind it in the engine's queue finds it computed. With our connector the
+        claim is a promise until the engine reports the blocks: nobody pulls what is not there yet.
         """
         if not call.parsed.prompt_bytes:
             return
         flight = self._flights.add(rid, call.parsed, plan)
-        if not self._scheduler and flight.chunks:
+        if self._scheduler:
+            self.digest.promise(flight)
+        elif flight.chunks:
             self.digest.used(flight)
 
     def cached(self, rid: str) -> int | None:
@@ -195,7 +197,10 @@ class KvSide:
         if whole and self._scheduler:
             return
         flight = self._flights.pop(rid)
-        if flight is not None and whole and flight.chunks:
+        if flight is None:
+            return
+        self.digest.unpromise(flight)
+        if whole and flight.chunks:
             self.digest.used(flight)
 
     async def begin_pull(self, rid: str, plan: Plan, call: Call) -> Pulling:
@@ -306,6 +311,7 @@ class KvSide:
         flight = self._flights.pop(event.rid)
         if flight is not None:
             self._confirm(flight)
+            self.digest.unpromise(flight)
 
     def _confirm(self, flight: Flight) -> None:
         if self.hello is not None:

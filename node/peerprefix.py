@@ -6,11 +6,15 @@ Promises
 2. Bounded: chunks per node, and pairs (node, chunk) over all nodes. Beyond, the oldest pairs go: first those of
    the node itself, then those of the node that has most.
 3. What is lost only costs speed: a prefix that is not known to be held is computed again.
+4. A chunk may be promised: its node's engine has the prompt and has not computed it yet. Whoever goes there finds it
+   computed, so it counts as held; who wants to take it from there (`given`) would find nothing.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from node.held import held
 
@@ -35,6 +39,8 @@ class PeerPrefixes:
         self._names: dict[int, str] = {}
         #: Per node its chunks, oldest first.
         self._chunks: dict[str, dict[int, None]] = {}
+        #: Node -> what it only promises; nodes that promise nothing are left out. Read it, do not change it.
+        self.promised: dict[str, set[int]] = {}
         self._pairs = 0
 
     def __len__(self) -> int:
@@ -44,8 +50,12 @@ class PeerPrefixes:
         """Chunks known of one node."""
         return len(self._chunks.get(name, ()))
 
-    def learn(self, name: str, chunk: int) -> None:
-        """Node `name` holds `chunk`."""
+    def learn(self, name: str, chunk: int, *, promised: bool = False) -> None:
+        """Node `name` holds `chunk`, or promises it."""
+        if promised:
+            self.promised.setdefault(name, set()).add(chunk)
+        else:
+            self._keep(name, chunk)
         bit = self._bits.get(name)
         if bit is None:
             bit = self._enter(name)
@@ -69,6 +79,7 @@ class PeerPrefixes:
         own = self._chunks.get(name)
         if own is None or chunk not in own:
             return
+        self._keep(name, chunk)
         del own[chunk]
         self._pairs -= 1
         left = self._holders[chunk] & ~self._bits[name]
@@ -128,6 +139,15 @@ class PeerPrefixes:
             for chunk in own:
                 holders[chunk] = holders.get(chunk, 0) | self._bits[name]
         assert holders == self._holders
+        assert all(promised and promised <= self._chunks[name].keys() for name, promised in self.promised.items())
+
+    def _keep(self, name: str, chunk: int) -> None:
+        """It is no promise any more."""
+        promised = self.promised.get(name)
+        if promised is not None:
+            promised.discard(chunk)
+            if not promised:
+                del self.promised[name]
 
     def _enter(self, name: str) -> int:
         place = 0
@@ -146,3 +166,11 @@ class PeerPrefixes:
         largest = max(self._chunks, key=lambda name: len(self._chunks[name]))
         for chunk in list(self._chunks[largest])[:_BATCH]:
             self.forget(largest, chunk)
+
+
+def given(promised: AbstractSet[int], chunks: Sequence[int], count: int) -> int:
+    """How many of the first `count` chunks, all of which a node holds or promises, it holds.
+
+    A prompt is computed from its beginning, so what is promised lies behind what is held.
+    """
+    return bisect_left(range(count), True, key=lambda index: chunks[index] in promised)

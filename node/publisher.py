@@ -14,7 +14,7 @@ from gossip import GossipError
 from node.digest import Changes
 from node.errors import LocalError
 from node.models import ModelInfo
-from node.registry import chunk_key
+from node.registry import HELD, PROMISED, chunk_key
 
 #: Chunk changes sent per tick, and changes that wait; beyond it the oldest are dropped (a hint is lost).
 CHUNKS_PER_TICK = 256
@@ -45,8 +45,9 @@ class Publisher:
     def __init__(self, gossip: Gossip) -> None:
         self._gossip = gossip
         self._models: dict[bytes, bytes] = {}
-        self._chunks: dict[int, bool] = {}
-        self._published: set[int] = set()
+        #: Changes that wait: what a chunk's key is to hold, None = nothing; and what it holds.
+        self._chunks: dict[int, bytes | None] = {}
+        self._published: dict[int, bytes] = {}
         self.dropped = 0
 
     def models(self, models: Mapping[str, ModelInfo]) -> None:
@@ -67,28 +68,30 @@ class Publisher:
     def chunks(self, changes: Changes) -> None:
         """Publish these changes of the prefix digest with the next ticks."""
         for chunk in changes.added:
-            self._pend(chunk, True)
+            self._pend(chunk, HELD)
+        for chunk in changes.promised:
+            self._pend(chunk, PROMISED)
         for chunk in changes.withdrawn:
-            self._pend(chunk, False)
+            self._pend(chunk, None)
 
     def tick(self, row: bytes) -> None:
         """Send the load row and some of the waiting changes."""
         self._gossip.set_row(row)
         for _ in range(min(CHUNKS_PER_TICK, len(self._chunks))):
             chunk = next(iter(self._chunks))
-            held = self._chunks.pop(chunk)
-            if held and chunk not in self._published and self._put(chunk_key(chunk), b""):
-                self._published.add(chunk)
-            elif not held and chunk in self._published:
-                self._published.discard(chunk)
-                self._gossip.delete(chunk_key(chunk))
+            claim = self._chunks.pop(chunk)
+            if claim is None:
+                if self._published.pop(chunk, None) is not None:
+                    self._gossip.delete(chunk_key(chunk))
+            elif claim != self._published.get(chunk) and self._put(chunk_key(chunk), claim):
+                self._published[chunk] = claim
 
-    def _pend(self, chunk: int, held: bool) -> None:
+    def _pend(self, chunk: int, claim: bytes | None) -> None:
         self._chunks.pop(chunk, None)
         if len(self._chunks) >= MAX_PENDING:
             del self._chunks[next(iter(self._chunks))]
             self.dropped += 1
-        self._chunks[chunk] = held
+        self._chunks[chunk] = claim
 
     def _put(self, key: bytes, value: bytes) -> bool:
         try:

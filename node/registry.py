@@ -35,6 +35,7 @@ from node.meta import NodeMeta, decode_meta
 from node.metrics import Metrics
 from node.models import ModelInfo
 from node.peer_info import PeerInfo, peer_info
+from node.peerprefix import given
 from node.plan import Plan
 from node.prompt import ParsedRequest
 from node.relay.downs import Downs
@@ -46,6 +47,8 @@ from node.view import ClusterView, NodeState
 FRESH_S = 3.0
 #: Slow-state keys of prefix chunks: this byte, then the hash, big-endian.
 CHUNK_PREFIX = b"p"
+#: What such a key holds: the chunk's KV is there, or its node's engine is about to compute it.
+HELD, PROMISED = b"", b"p"
 _CHUNK_KEY = 9
 
 _log = logging.getLogger("grapevine.cluster")
@@ -239,8 +242,12 @@ class Registry:
         info = ours.models.get(model) if ours is not None else None
         if info is None or not info.fingerprint:
             return {}
-        longest = self.roster.prefixes.longest(chunks)
-        return {name: held for name, held in longest.items() if self._fingerprint(name, model) == info.fingerprint}
+        prefixes = self.roster.prefixes
+        return {
+            name: given(prefixes.promised.get(name, frozenset()), chunks, held)
+            for name, held in prefixes.longest(chunks).items()
+            if self._fingerprint(name, model) == info.fingerprint
+        }
 
     def unlike(self) -> dict[str, str]:
         """Return the nodes that serve a model of ours and whose KV blocks we cannot use, and the model's name."""
@@ -340,8 +347,11 @@ class Registry:
         self._unread.discard(event.name)
         for key, value in event.changes:
             if key.startswith(CHUNK_PREFIX) and len(key) == _CHUNK_KEY:
-                change = self.roster.prefixes.forget if value is None else self.roster.prefixes.learn
-                change(event.name, int.from_bytes(key[1:], "big"))
+                chunk = int.from_bytes(key[1:], "big")
+                if value is None:
+                    self.roster.prefixes.forget(event.name, chunk)
+                else:
+                    self.roster.prefixes.learn(event.name, chunk, promised=value == PROMISED)
             elif key.startswith(model_records.KEY_PREFIX):
                 self._model(models, key, value)
         if models != node.models:

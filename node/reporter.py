@@ -138,6 +138,8 @@ class Reporter:
             prefixes = self._registry.roster.prefixes
             for chunk in changes.added:
                 prefixes.learn(self._name, chunk)
+            for chunk in changes.promised:
+                prefixes.learn(self._name, chunk, promised=True)
             for chunk in changes.withdrawn:
                 prefixes.forget(self._name, chunk)
         if self._publisher is not None:

@@ -153,6 +153,7 @@ class Roster:
         return ClusterView(
             candidates=tuple(candidates),
             matched=self.prefixes.longest(chunks),
+            promised=self.prefixes.promised,
             unseen=self.sends.unseen,
             bytes_per_token=self._ratios,
             typical=self._typical,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from node.load import LoadVector
@@ -104,6 +105,8 @@ class ClusterView:
     candidates: tuple[Candidate, ...]
     #: Node name -> chunks of this request's prompt that it holds, counted from the front.
     matched: Mapping[str, int] = field(default_factory=dict)
+    #: Node name -> chunks, of whatever prompt, that it does not hold yet, though they are counted (`node.peerprefix`).
+    promised: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     #: Bytes of canonical text per token, learnt per model.
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)

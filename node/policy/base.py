@@ -77,6 +77,9 @@ class Question:
     #: Node name -> tokens / chunks of the prompt's beginning that it holds.
     matched_tokens: Mapping[str, int] = field(default_factory=dict)
     matched_chunks: Mapping[str, int] = field(default_factory=dict)
+    #: The same for what a source can give now, which is less where it only promises a part; None = as much.
+    source_tokens: Mapping[str, int] | None = None
+    source_chunks: Mapping[str, int] | None = None
     #: Those of them that are weighed for it, the ones that hold most; None = all.
     near: Collection[str] | None = None
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
@@ -90,6 +93,16 @@ class Question:
     every: bool = False
     #: False: only asking (explain): nothing is remembered.
     commit: bool = True
+
+    @property
+    def giving_tokens(self) -> Mapping[str, int]:
+        """Source -> tokens of the prompt's beginning that it can give now."""
+        return self.matched_tokens if self.source_tokens is None else self.source_tokens
+
+    @property
+    def giving_chunks(self) -> Mapping[str, int]:
+        """The same in chunks."""
+        return self.matched_chunks if self.source_chunks is None else self.source_chunks
 
     def info(self, candidate: Candidate) -> ModelInfo | None:
         """The candidate's record of the model that is asked for."""

@@ -190,11 +190,11 @@ class Cost:
         """Possible sources, longest prefix first."""
         if question.forbid_pull:
             return []
-        matched = question.matched_tokens
+        giving = question.giving_tokens
         if question.force_source is not None:
             return [source for source in question.sources if source.name == question.force_source]
-        holders = [source for source in question.sources if matched.get(source.name)]
-        holders.sort(key=lambda source: -matched[source.name])
+        holders = [source for source in question.sources if giving.get(source.name)]
+        holders.sort(key=lambda source: -giving[source.name])
         return holders[: self.config.sources + 1]
 
     def _cost(
@@ -266,12 +266,12 @@ class Cost:
             return _NO_PULL
         best, saved = _NO_PULL, 0.0
         forced = question.force_source is not None
-        model, matched, pull, load = question.model, question.matched_tokens, self.pull, candidate.load
+        model, giving, pull, load = question.model, question.giving_tokens, self.pull, candidate.load
         fixed, token, pair = prefill
         least_ms = pull.lookup_ms + pull.step_ms
         for source in holders:
             name = source.name
-            extra = matched.get(name, 0) - held
+            extra = giving.get(name, 0) - held
             if extra <= 0 or name == candidate.name:
                 continue
             # `prefill.ms`, `pull.pull_ms` and `pull.pays`, written out: this is done for every pair of two nodes.
@@ -293,7 +293,7 @@ class Cost:
                 continue
             if forced or recompute_ms - pull_ms > saved:
                 saved = recompute_ms - pull_ms
-                best = _Pull(name, extra, pull_ms, question.matched_chunks.get(name, 0))
+                best = _Pull(name, extra, pull_ms, question.giving_chunks.get(name, 0))
         return best
 
 

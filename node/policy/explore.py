@@ -26,7 +26,7 @@ def explored(
     prefill, _, _ = times_of(target.load, question.typical, few)
     held = cost.matched_tokens
     for source in holders:
-        theirs, extra = question.info(source), question.matched_tokens.get(source.name, 0) - held
+        theirs, extra = question.info(source), question.giving_tokens.get(source.name, 0) - held
         if extra <= 0 or source.name == target.name or source.name in target.load.rates:
             continue
         if theirs is None or theirs.fingerprint != info.fingerprint:
@@ -42,12 +42,12 @@ def explored(
 
 
 def _pulling(cost: CandidateCost, source: str, tokens: int, pull_ms: float, question: Question) -> CandidateCost:
-    reach, chunks = cost.matched_tokens + tokens, question.matched_chunks.get(source, 0)
+    reach, chunks = cost.matched_tokens + tokens, question.giving_chunks.get(source, 0)
     missing = question.prompt_tokens - cost.matched_tokens
     prefill_ms = cost.prefill_ms * (missing - tokens) / missing if missing > 0 else 0.0
     return cost._replace(
         source=source,
-        source_chunks=min(chunks, -(-chunks * reach // question.matched_tokens[source])),
+        source_chunks=min(chunks, -(-chunks * reach // question.giving_tokens[source])),
         pulled_tokens=tokens,
         pull_ms=pull_ms,
         prefill_ms=prefill_ms,

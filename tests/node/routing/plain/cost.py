@@ -84,11 +84,11 @@ class PlainCost:
         """Possible sources, longest prefix first."""
         if question.forbid_pull:
             return []
-        matched = question.matched_tokens
+        giving = question.giving_tokens
         if question.force_source is not None:
             return [source for source in question.sources if source.name == question.force_source]
-        holders = [source for source in question.sources if matched.get(source.name)]
-        holders.sort(key=lambda source: -matched[source.name])
+        holders = [source for source in question.sources if giving.get(source.name)]
+        holders.sort(key=lambda source: -giving[source.name])
         return holders[: self.config.sources + 1]
 
     def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
@@ -157,7 +157,7 @@ class PlainCost:
             return _NO_PULL
         best, saved = _NO_PULL, 0.0
         for source in holders:
-            extra = question.matched_tokens.get(source.name, 0) - held
+            extra = question.giving_tokens.get(source.name, 0) - held
             if extra <= 0 or source.name == candidate.name:
                 continue
             theirs = question.info(source)
@@ -172,7 +172,7 @@ class PlainCost:
                 continue
             if forced or recompute_ms - pull_ms > saved:
                 saved = recompute_ms - pull_ms
-                best = _Pull(source.name, extra, pull_ms, question.matched_chunks.get(source.name, 0))
+                best = _Pull(source.name, extra, pull_ms, question.giving_chunks.get(source.name, 0))
         return best
 
 
