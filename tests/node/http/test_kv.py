@@ -108,6 +108,27 @@ async def test_without_a_connector_a_prompt_is_claimed_as_soon_as_the_engine_has
         assert (await client.chunk()).startswith(fake.sse("one"))
 
 
+async def test_a_prompt_that_the_engine_has_not_computed_draws_those_who_share_it_and_nobody_pulls_it(
+    pair: Pair,
+) -> None:
+    a, b = await pair.add("a"), await pair.add("b")
+    await pair.nodes.agree()
+    gate, answers = fake.Gate(), a.fake.script
+    a.fake.script = fake.gated(gate, [fake.sse("one"), fake.DONE])
+    async with connect("127.0.0.1", a.port) as client:
+        await client.send("POST", CHAT, force("a"), LONG.replace(b"{", b'{"stream":true,', 1))
+        await a.fake.until(lambda: bool(a.fake.received))
+        await b.until(lambda: bool(b.node.registry.roster.prefixes.promised))
+        a.fake.script = answers
+        told = await ask(b.port, "POST", "/route/explain", (), LONG)
+        plan = json.loads(told.body)["plan"]
+        assert (plan["target"], plan["source"]) == ("a", None)
+        here = await ask(b.port, "POST", "/route/explain", force("b"), LONG)
+        assert json.loads(here.body)["plan"]["source"] is None, "nothing can be pulled yet"
+    await b.until(lambda: not b.node.registry.roster.prefixes.promised)
+    assert _published(b, "a") == 0, "the client went away before its prompt was computed"
+
+
 async def test_what_the_pool_holds_survives_its_engine(pair: Pair) -> None:
     a = await pair.add("a")
     await send(a)
@@ -138,6 +159,7 @@ async def warmed(pair: Pair, *, holds: bool = False) -> tuple[Member, Member]:
     await send(a, *force("a"))
     await b.until(lambda: b.node.registry.describe("a").digest_size > 0)
     await b.until(lambda: _published(b, "a") == _published(a, "a"))
+    await b.until(lambda: not b.node.registry.roster.prefixes.promised)
     return a, b
 
 

@@ -32,7 +32,7 @@ from node.policy import CandidateCost
 from node.prefill import PrefillTime
 from node.prompt import ParsedRequest
 from node.publisher import CHUNKS_PER_TICK, Publisher
-from node.registry import FRESH_S, Registry, chunk_key
+from node.registry import FRESH_S, HELD, PROMISED, Registry, chunk_key
 from node.relay.deadlines import Deadlines
 from node.relay.downs import Downs
 from node.relay.forward import read_load, write_load
@@ -139,6 +139,22 @@ def test_chunks_go_out_a_few_at_a_time_and_end_as_the_last_change_said() -> None
     for _ in range(4):
         publisher.tick(b"row")
     assert wire.keys.keys() == {chunk_key(chunk) for chunk in held}
+
+
+def test_a_promise_is_told_apart_until_it_is_kept_or_withdrawn() -> None:
+    wire = Wire()
+    publisher = Publisher(wire)
+    publisher.chunks(Changes(promised=(1, 2)))
+    publisher.tick(b"row")
+    assert wire.keys == {chunk_key(1): PROMISED, chunk_key(2): PROMISED}
+    publisher.chunks(Changes(added=(1,), withdrawn=(2,)))
+    publisher.tick(b"row")
+    assert wire.keys == {chunk_key(1): HELD}
+    publisher.chunks(Changes(promised=(3,)))
+    publisher.chunks(Changes(withdrawn=(3,)))
+    calls = wire.calls
+    publisher.tick(b"row")
+    assert wire.calls == calls
 
 
 def test_models_are_published_when_they_change_and_withdrawn_when_they_go() -> None:

@@ -159,6 +159,41 @@ def test_an_engine_without_connector_is_trusted_up_to_what_its_cache_holds() -> 
     digest.validate()
 
 
+def promise(digest: PrefixDigest, chunks: list[int]) -> Changes:
+    changes = digest.promise(chunks, prompt_tokens=128 * len(chunks), prompt_bytes=len(chunks) * CHUNK_BYTES)
+    digest.validate()
+    return changes
+
+
+def test_a_promise_is_matched_gives_no_blocks_and_becomes_known_when_the_engine_confirms() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 32)
+    confirm(digest, chunks[:2], blocks[:16])
+    assert promise(digest, chunks) == Changes(promised=tuple(chunks[2:]))
+    assert digest.matched(chunks) == 4 and digest.resolve(chunks) == tuple(blocks[:16])
+    assert promise(digest, chunks) == Changes()
+    assert confirm(digest, chunks, blocks) == Changes(tuple(chunks[2:]))
+    assert digest.resolve(chunks) == tuple(blocks)
+    assert digest.unpromise(chunks) == () and digest.matched(chunks) == 4
+
+
+def test_a_promise_that_is_not_kept_is_withdrawn_and_takes_nothing_with_it() -> None:
+    digest = PrefixDigest()
+    chunks, blocks = prompt("abcd", 4, 32)
+    promised = promise(digest, chunks).promised
+    confirm(digest, chunks[:3], blocks[:24])
+    assert digest.unpromise(promised) == (chunks[3],) and digest.matched(chunks) == 3
+    promise(digest, chunks)
+    assert digest.lost() == (chunks[3],)
+
+
+def test_promises_are_bounded_like_everything_else() -> None:
+    digest = PrefixDigest(max_chunks=4)
+    assert promise(digest, [1, 2, 3]) == Changes(promised=(1, 2, 3))
+    assert promise(digest, [4, 5]) == Changes((), (3,), (4, 5))
+    assert len(promise(digest, list(range(10, 20))).promised) == 4
+
+
 PATHS = st.text(alphabet="ab", min_size=1, max_size=7)
 
 
@@ -167,7 +202,8 @@ PATHS = st.text(alphabet="ab", min_size=1, max_size=7)
     st.lists(
         st.tuples(st.just("confirm"), PATHS, st.integers(0, 60))
         | st.tuples(st.just("evict"), PATHS, st.integers(0, 7))
-        | st.tuples(st.just("resolve"), PATHS, st.just(0)),
+        | st.tuples(st.just("resolve"), PATHS, st.just(0))
+        | st.tuples(st.sampled_from(["promise", "unpromise"]), PATHS, st.just(0)),
         max_size=25,
     ),
     st.sampled_from([4, 30]),
@@ -187,6 +223,13 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             assert not set(changes.added) & set(changes.withdrawn)
             published |= set(changes.added)
             published -= set(changes.withdrawn)
+        elif action == "promise":
+            changes = promise(digest, chunks)
+            assert not changes.added and not set(changes.promised) & set(changes.withdrawn)
+            published |= set(changes.promised)
+            published -= set(changes.withdrawn)
+        elif action == "unpromise":
+            published -= set(digest.unpromise(chunks))
         elif action == "evict":
             gone = blocks[min(number, len(blocks) - 1)]
             present.discard(gone)
@@ -196,6 +239,8 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             # A few too many at the end may be another prompt's that begins with this text.
             assert list(found[: len(blocks)]) == blocks[: len(found)] and set(found) <= present
             assert all(extra.startswith(path.encode()) for extra in found[len(blocks) :])
+            digest.unpromise(chunks)
+            published &= set(digest.chunks())
             assert len(found) >= math.floor(digest.matched(chunks) * 8)
         digest.validate()
         assert published == set(digest.chunks())

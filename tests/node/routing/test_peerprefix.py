@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.peerprefix import PeerPrefixes
+from node.peerprefix import given as gives
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["learn", "learn", "learn", "forget", "drop", "replace"]),
+        st.sampled_from(["learn", "learn", "promise", "forget", "drop", "replace"]),
         st.sampled_from("abcde"),
         st.integers(0, 9),
     ),
@@ -21,10 +22,14 @@ STEPS = st.lists(
 def test_it_answers_as_a_set_per_node_would(steps: list[tuple[str, str, int]], chunks: list[int]) -> None:
     index = PeerPrefixes()
     naive: dict[str, set[int]] = {}
+    promised: set[tuple[str, int]] = set()
     for action, name, chunk in steps:
-        if action == "learn":
-            index.learn(name, chunk)
+        promised -= {(name, one) for one in range(10) if action in ("drop", "replace") or one == chunk}
+        if action in ("learn", "promise"):
+            index.learn(name, chunk, promised=action == "promise")
             naive.setdefault(name, set()).add(chunk)
+            if action == "promise":
+                promised.add((name, chunk))
         elif action == "forget":
             index.forget(name, chunk)
             naive.get(name, set()).discard(chunk)
@@ -42,6 +47,18 @@ def test_it_answers_as_a_set_per_node_would(steps: list[tuple[str, str, int]], c
             expected[name] = count
     assert index.longest(chunks) == expected
     assert len(index) == sum(map(len, naive.values()))
+    assert {(name, chunk) for name, own in index.promised.items() for chunk in own} == promised
+
+
+def test_what_is_only_promised_cannot_be_given() -> None:
+    index = PeerPrefixes()
+    for chunk in range(1, 7):
+        index.learn("a", chunk, promised=chunk > 4)
+    chunks = range(1, 9)
+    assert index.longest(chunks) == {"a": 6}
+    assert gives(index.promised["a"], chunks, 6) == 4 and gives(set(), chunks, 6) == 6
+    index.learn("a", 5)
+    assert gives(index.promised["a"], chunks, 6) == 5
 
 
 def test_a_gap_in_the_middle_ends_the_match() -> None:
