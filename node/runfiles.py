@@ -30,8 +30,9 @@ class RunRecord:
     url: str
     pid: int
     lock: str
-    #: File of the certificate that it shows; empty without TLS.
+    #: Files of the certificate that it shows and of its key; empty without TLS.
     tls_cert: str = ""
+    tls_key: str = ""
 
 
 class RunFile:
@@ -74,7 +75,7 @@ def claim(settings: Settings, url: str) -> RunFile:
         raise SettingsError(
             f"a node named {settings.name} already runs on this host: choose another --name, or stop that one"
         ) from None
-    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert)
+    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert, settings.tls_key)
     path = _directory(settings.state_dir) / f"{settings.name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,8 @@ DATAGRAM = 1400
 HEADERS = 48
 #: Seconds of clock offset from which logs of several hosts no longer tell what came first.
 CLOCK_S = 5.0
+#: Addresses shown of those that were dialled in vain.
+SHOWN_DIALS = 5
 #: Counters of refused packets: counter -> (what it means, what to do).
 _SEALS = {
     "unknown_key": (
@@ -69,6 +71,10 @@ def check_members(facts: Facts) -> Iterator[Finding]:
     if alive and len(alive) == len(facts.peers):
         more = f", {facts.unlooked} more were not looked at" if facts.unlooked else ""
         yield fine("members", f"{len(alive)} peers are alive and reachable from here{more}")
+    elif facts.state is not None and not facts.peers and (dials := _gossip(facts).get("failed_dials")):
+        told = "; ".join(f"{address} {why}" for address, why in list(dials.items())[:SHOWN_DIALS])
+        mend = "look at the address, at its gossip port (UDP and TCP), and at key and label there"
+        yield problem("members", f"this node has found nobody: {told}", mend)
     elif facts.state is not None and not facts.peers:
         yield note(
             "members", "this node is alone", "join another: `grapevine join HOST:GOSSIP_PORT`, or --join at start"
@@ -170,6 +176,9 @@ def _self(facts: Facts) -> object:
     return (facts.state or {}).get("self")
 
 
+def _gossip(facts: Facts) -> Mapping[str, Any]:
+    return (facts.state or {}).get("gossip") or {}
+
+
 def _counters(facts: Facts) -> Mapping[str, Any]:
-    gossip = (facts.state or {}).get("gossip") or {}
-    return gossip.get("counters") or {}
+    return _gossip(facts).get("counters") or {}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.doctor.certificate import Certificate, Files
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -39,6 +41,11 @@ class Peer:
     clock_offset_s: float | None = None
     #: Largest packet on the way there as the kernel knows it, bytes.
     path_mtu: int | None = None
+    #: Where clients reach its HTTP port, and the certificate that they see there.
+    host: str = ""
+    certificate: Certificate | None = None
+    #: Whether it exchanges KV blocks over TLS; None = it did not say.
+    kv_encrypted: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +76,9 @@ class Facts:
     mdns_error: str = ""
     #: Open files that this user may have.
     max_files: int | None = None
+    #: Seconds since 1970.
+    now: float = 0.0
+    #: The files of the node's certificate; None where it has none, or they are on another host.
+    tls_files: Files | None = None
+    #: The certificate that the node shows to clients.
+    shown: Certificate | None = None
