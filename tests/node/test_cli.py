@@ -274,9 +274,10 @@ class FakeApp:
     def __init__(self, outcome: int | BaseException) -> None:
         self.outcome = outcome
         self.settings: Settings | None = None
+        self.as_json = False
 
-    def run(self, settings: Settings) -> int:
-        self.settings = settings
+    def run(self, settings: Settings, *, as_json: bool = False) -> int:
+        self.settings, self.as_json = settings, as_json
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
@@ -419,9 +420,27 @@ def commands() -> dict[str, click.Command]:
     return found
 
 
-def test_every_command_that_ends_can_print_json() -> None:
+def test_every_command_can_print_json() -> None:
     lacking = [name for name, one in commands().items() if "--json" not in {o for p in one.params for o in p.opts}]
-    assert lacking == ["start", "emulate"]
+    assert lacking == []
+
+
+#: Commands that ask no node: the file of clients, arithmetic, a script, the versions of this host.
+OF_NO_NODE = {"start", "plan", "clients add", "clients list", "clients remove", "emulate", "completion", "version"}
+
+
+def test_every_command_that_asks_a_node_finds_it_or_takes_its_url() -> None:
+    flags = {name: {o for p in one.params for o in p.opts} for name, one in commands().items()}
+    assert {name for name, has in flags.items() if not {"--node", "--state-dir"} <= has} == OF_NO_NODE
+
+
+def test_start_says_it_in_json_where_that_is_wanted(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = FakeApp(0)
+    monkeypatch.setitem(sys.modules, "node.app", app)  # type: ignore[arg-type]
+    assert run("start", "--json").exit_code == 0 and app.as_json
+    assert run("start", env={"GRAPEVINE_AS_JSON": "1"}).exit_code == 0 and not app.as_json
 
 
 def test_every_command_and_exit_status_is_documented() -> None:
