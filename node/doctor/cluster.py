@@ -76,9 +76,7 @@ def check_members(facts: Facts) -> Iterator[Finding]:
         mend = "look at the address, at its gossip port (UDP and TCP), and at key and label there"
         yield problem("members", f"this node has found nobody: {told}", mend)
     elif facts.state is not None and not facts.peers:
-        yield note(
-            "members", "this node is alone", "join another: `grapevine join HOST:GOSSIP_PORT`, or --join at start"
-        )
+        yield note("members", "this node is alone", "join another: `grapevine join HOST:18100`, or --join at start")
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:

@@ -31,7 +31,9 @@ def check_certificate(facts: Facts) -> Iterator[Finding]:
     if certificate is None:
         if own and not _encrypts(own) and not _on_loopback(host):
             yield note(
-                _TOPIC, "the HTTP port does not encrypt: prompts and answers are in clear", "--tls-cert and --tls-key"
+                _TOPIC,
+                "the HTTP port does not encrypt: prompts and answers are in clear",
+                "start with --tls-cert and --tls-key; or leave it where the network is yours",
             )
         return
     found = [*_file_findings(files, facts.shown), *_judge(certificate, "our certificate", host, facts.now)]
