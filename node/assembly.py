@@ -32,6 +32,7 @@ from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.flows import Flows, WatchedPeers, WatchedRunner
+from node.host import HostFacts
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
 from node.http.signature import PeerSigner
@@ -155,6 +156,7 @@ class Node:
         #: Runs what peers forward to us.
         self.guests = WatchedRunner(self._traced_local(), self.flows)
         self.dispatcher = self._make_dispatcher()
+        self.host = HostFacts()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
@@ -215,6 +217,7 @@ class Node:
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
+        self.host.look()
         await self._start_discovery()
 
     def _start_tls(self) -> ssl.SSLContext | None:

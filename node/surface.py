@@ -73,6 +73,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
                 "hits": metrics.hits.snapshot,
+                "host": node.host.snapshot,
             },
             decisions=lambda: metrics.log.latest(clock(), ids=not settings.has_clients),
         ),

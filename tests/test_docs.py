@@ -79,6 +79,7 @@ UNTIL_STOPPED = {
 #: Commands that end with another status than 0 on a host such as this.
 STATUS = {
     "grapevine plan --parameters 32 --requests 5 --prompt 2000 --output 300 --gpu here": {0, 1, 2},  # no GPU here: 2
+    "grapevine plan --parameters 32 --requests 5 --prompt 2000 --output 300 --gpu cluster": {0, 1, 2},
     "grapevine doctor": {0, 1},  # what this host is like is its own affair
     "grapevine doctor --port 9000": {0, 1},
 }

@@ -6,27 +6,24 @@ import errno
 import os
 import platform
 import resource
-import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from node import __version__, addresses, dirs
-from node.doctor import nvidia
 from node.doctor.certificate import read_files
-from node.doctor.facts import Facts, Gpu, Port
+from node.doctor.facts import Facts, Port
+from node.doctor.gpus import find_gpus
 from node.doctor.reach import ask_clock, look_at
 from node.engine.command import is_cpu_build, vllm_version
 
 #: Peers that are dialled, and how many at a time.
 MAX_PEERS = 64
 AT_ONCE = 16
-#: Seconds that multicast DNS gets to answer, and the longest that nvidia-smi may take.
+#: Seconds that multicast DNS gets to answer.
 MDNS_S = 2.0
-SMI_S = 15.0
 
 
 def gather(
@@ -104,26 +101,6 @@ def _statvfs(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
-def find_gpus() -> tuple[tuple[Gpu, ...], Mapping[tuple[int, int], str], str]:
-    """The GPUs of this host, their links, and why nvidia-smi told nothing (empty where there is none)."""
-    if shutil.which("nvidia-smi") is None:
-        return (), {}, ""
-    query = "--query-gpu=index,name,memory.total,driver_version"
-    try:
-        listed = _run("nvidia-smi", query, "--format=csv,noheader,nounits")
-        gpus = nvidia.parse_gpus(listed)
-        topology = _run("nvidia-smi", "topo", "-m") if len(gpus) > 1 else ""
-    except subprocess.CalledProcessError as error:
-        return (), {}, (error.stdout or error.stderr or str(error)).strip().splitlines()[0][:200]
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return (), {}, str(error)[:200]
-    return gpus, nvidia.parse_topology(topology), ""
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout
 
 
 def _mdns() -> tuple[frozenset[str] | None, str]:

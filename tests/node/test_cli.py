@@ -425,8 +425,8 @@ def test_every_command_can_print_json() -> None:
     assert lacking == []
 
 
-#: Commands that ask no node: the file of clients, arithmetic, a script, the versions of this host.
-OF_NO_NODE = {"start", "plan", "clients add", "clients list", "clients remove", "emulate", "completion", "version"}
+#: Commands that ask no node: the file of clients, a script, the versions of this host.
+OF_NO_NODE = {"start", "clients add", "clients list", "clients remove", "emulate", "completion", "version"}
 
 
 def test_every_command_that_asks_a_node_finds_it_or_takes_its_url() -> None:
