@@ -13,8 +13,10 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from node import dirs
+from node.addresses import join_address
 from node.errors import SettingsError
 from node.settings import Settings
 
@@ -33,6 +35,8 @@ class RunRecord:
     #: Files of the certificate that it shows and of its key; empty without TLS.
     tls_cert: str = ""
     tls_key: str = ""
+    #: Its URL as peers know it.
+    peer_url: str = ""
 
 
 class RunFile:
@@ -75,7 +79,8 @@ def claim(settings: Settings, url: str) -> RunFile:
         raise SettingsError(
             f"a node named {settings.name} already runs on this host: choose another --name, or stop that one"
         ) from None
-    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert, settings.tls_key)
+    peer_url = f"{settings.scheme}://{join_address(settings.advertise, urlsplit(url).port or 0)}"
+    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert, settings.tls_key, peer_url)
     path = _directory(settings.state_dir) / f"{settings.name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

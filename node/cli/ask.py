@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 #: Largest answer read, bytes.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
-#: The file of the certificate that a node of this host shows, by its URL.
+#: The file of the certificate that a node of this host shows, by its URLs: ours and that of its peers.
 _shown: dict[str, str] = {}
 
 
@@ -45,7 +45,7 @@ def find_node(url: str | None, state_dir: Path | None) -> str:
         )
     for node in nodes:
         if node.tls_cert:
-            _shown[node.url.rstrip("/")] = node.tls_cert
+            _shown[node.url.rstrip("/")] = _shown[node.peer_url] = node.tls_cert
     return nodes[0].url.rstrip("/")
 
 
