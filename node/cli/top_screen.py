@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.cli.cluster_view import ClusterView
-from node.cli.render import COLOURS, plain_table
+from node.cli.render import COLOURS, plain_table, shortened
 
 #: Lines of the screen beside the nodes: totals, titles, heads and blanks.
 _FRAME = 12
@@ -69,7 +69,7 @@ def _nodes(view: ClusterView, most: int, *, wide: bool) -> Table:
         cells = (
             f"[bold]{name}[/] *" if node.get("name") == view.self_name else name,
             f"[{COLOURS.get(word, 'default')}]{escape(word)}[/]",
-            escape(", ".join(map(str, node["models"])) or "-"),
+            shortened(", ".join(map(str, node["models"]))),
             _count(node.get("running")),
             _count(node.get("waiting")),
             _bar(node.get("kv_use")) if wide else _percent(node.get("kv_use")),
@@ -114,7 +114,7 @@ def _requests(view: ClusterView, most: int, *, wide: bool) -> Table:
         pulled = f"{row.get('pulled_blocks')}{source}" if row.get("source") else "-"
         result.add_row(
             escape(str(row.get("target") or "-")),
-            escape(str(row.get("reason") or "-")),
+            shortened(row.get("reason")),
             _count(row.get("prompt_tokens")),
             _count(row.get("cached_tokens")),
             escape(pulled),
