@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 #: Least width of a column on a narrow terminal, characters.
-_LEAST = {"model": 5, "reason": 10, "why": 10}
+_LEAST = {"model": 5, "reason": 5, "why": 5}
 #: Columns of a candidate's cost, in milliseconds but for the last two; a column of nothings is left out.
 _COSTS = {
     "node": "node",

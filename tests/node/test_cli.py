@@ -192,6 +192,20 @@ def test_recent_decisions_are_a_table_with_what_came_of_them(
     assert run("explain", "--recent", "hello", "--node", url).exit_code == 2
 
 
+def test_no_number_of_a_recent_decision_is_cut_on_a_narrow_terminal(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    long = {
+        "target": "host-a-8100", "reason": "pull from host-b-8100", "model": "meta-llama/Llama-3.3-70B-Instruct",
+        "ago_s": 12, "status": 200, "predicted_ms": 1234, "ran_ms": 1330, "stream": True,
+        "cached_tokens": 15360, "predicted_cached_tokens": 15376,
+    }  # fmt: skip
+    answers["/route/recent?limit=20"] = (200, {"decisions": [long]})
+    output = run("explain", "--recent", "--node", url, env={"COLUMNS": "80"}).output
+    for word in ("host-a-8100", "12 s", "200", "1234 ms", "1330 ms", "15360/15376"):
+        assert word in output, output
+
+
 def test_a_prompt_is_explained_for_the_first_model(
     run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]
 ) -> None:
