@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from node.doctor.gpus import find_gpus
+from node.doctor.gpus import find_gpus, joined
 
 
 class HostFacts:
@@ -27,5 +27,5 @@ class HostFacts:
         gpus, links, _ = find_gpus()
         self._told = {
             "gpus": [{"name": gpu.name, "memory_mib": gpu.memory_mib} for gpu in gpus],
-            "nvlink": bool(links) and all(link.startswith("NV") for link in links.values()),
+            "nvlink": joined(links),
         }

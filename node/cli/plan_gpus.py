@@ -37,14 +37,13 @@ def gpus_of(name: str, node: str | None, state_dir: Path | None) -> Gpus:
 
 
 def _here() -> Gpus:
-    from node.doctor.gpus import find_gpus
+    from node.doctor.gpus import find_gpus, joined
 
     gpus, links, why = find_gpus()
     if not gpus:
         raise SizingError(f"--gpu here: this host shows no NVIDIA GPU{f' ({why})' if why else ''}; name a kind instead")
     smallest = min(gpus, key=lambda one: one.memory_mib)
-    joined = bool(links) and all(link.startswith("NV") for link in links.values())
-    return Gpus(kind_of_smi(smallest.name, smallest.memory_mib), len(gpus), nvlink=joined)
+    return Gpus(kind_of_smi(smallest.name, smallest.memory_mib), len(gpus), nvlink=joined(links))
 
 
 def _of_cluster(node: str | None, state_dir: Path | None) -> Gpus:

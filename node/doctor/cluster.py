@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from node.doctor.facts import Facts
+from node.doctor.facts import Facts, members_of
 from node.doctor.finding import Finding, fine, note, problem, warning
 
 #: Gossip sends datagrams of up to this size; IP and UDP headers come on top, bytes.
@@ -63,7 +63,7 @@ def check_members(facts: Facts) -> Iterator[Finding]:
         for what, why in peer.failed.items():
             mend = "open the port between the hosts (TCP; gossip also UDP), and check --advertise there"
             yield problem("reach", f"{peer.name} does not take connections for {what}: {why}", mend)
-    for member in _members(facts):
+    for member in members_of(facts.state):
         if member.get("state") == "alive" and member.get("rtt_ms") is None and member.get("name") != _self(facts):
             text = f"{member.get('name')} never answered a probe over UDP"
             yield warning("reach", text, "open the gossip port for UDP, in both directions")
@@ -121,7 +121,7 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
 def check_models(facts: Facts) -> Iterator[Finding]:
     """Who serves one model by name serves the same thing, so that KV blocks can move."""
     kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for member in _members(facts):
+    for member in members_of(facts.state):
         for model, print_ in (member.get("fingerprints") or {}).items():
             kinds[model][print_].append(str(member.get("name")))
     for model, prints in sorted(kinds.items()):
@@ -142,7 +142,7 @@ def check_models(facts: Facts) -> Iterator[Finding]:
 def check_same_version(facts: Facts) -> Iterator[Finding]:
     """All nodes run one version, or are on their way to it."""
     versions: dict[str, list[str]] = defaultdict(list)
-    for member in _members(facts):
+    for member in members_of(facts.state):
         if member.get("version") and member.get("state") in ("alive", "suspect"):
             versions[str(member["version"])].append(str(member.get("name")))
     if len(versions) > 1:
@@ -156,7 +156,7 @@ def check_mdns(facts: Facts) -> Iterator[Finding]:
         if facts.mdns_error:
             yield note("mDNS", f"multicast DNS cannot be used here: {facts.mdns_error}", "use --join")
         return
-    expected = {str(member.get("name")) for member in _members(facts) if member.get("state") == "alive"}
+    expected = {str(member.get("name")) for member in members_of(facts.state) if member.get("state") == "alive"}
     missing = sorted(expected - facts.mdns)
     if expected and len(missing) == len(expected):
         yield note(
@@ -164,10 +164,6 @@ def check_mdns(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield fine("mDNS", f"multicast DNS shows {len(facts.mdns)} nodes")
-
-
-def _members(facts: Facts) -> list[Mapping[str, Any]]:
-    return list((facts.state or {}).get("members") or [])
 
 
 def _self(facts: Facts) -> object:

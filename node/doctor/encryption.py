@@ -8,7 +8,7 @@ from typing import Any
 
 from node import addresses
 from node.doctor.certificate import Certificate, Files
-from node.doctor.facts import Facts
+from node.doctor.facts import Facts, members_of, own_of
 from node.doctor.finding import Finding, fine, note, problem, warning
 
 DAY_S = 86_400.0
@@ -20,7 +20,7 @@ _READ_AGAIN = "nodes read the files again when they change"
 
 def check_certificate(facts: Facts) -> Iterator[Finding]:
     """The node's own certificate: its files can be used, it is the one that is shown, good in time and by name."""
-    files, own = facts.tls_files, _own(facts)
+    files, own = facts.tls_files, own_of(facts.state)
     host = addresses.split_address(str(own["http"]))[0] if own.get("http") else ""
     if files is not None and files.fault:
         running = " The node goes on with what it read before, until it is restarted." if facts.shown else ""
@@ -89,7 +89,7 @@ def _judge(certificate: Certificate, whose: str, host: str, now: float) -> Itera
 
 def check_peer_tls(facts: Facts) -> Iterator[Finding]:
     """All nodes encrypt requests, or none does."""
-    alive = [member for member in _members(facts) if member.get("state") == "alive" and member.get("url")]
+    alive = [member for member in members_of(facts.state) if member.get("state") == "alive" and member.get("url")]
     clear = [str(member.get("name")) for member in alive if not _encrypts(member)]
     if clear and len(clear) < len(alive):
         text = f"requests travel in clear to {', '.join(clear[:5])}, and over TLS to {len(alive) - len(clear)} nodes"
@@ -114,15 +114,6 @@ def check_kv_tls(facts: Facts) -> Iterator[Finding]:
         yield problem("KV encryption", text, "--kv-tls on every node of the cluster, or on none")
     elif own:
         yield fine("KV encryption", f"KV blocks travel over TLS to and from {len(asked)} peers")
-
-
-def _members(facts: Facts) -> list[Mapping[str, Any]]:
-    return list((facts.state or {}).get("members") or [])
-
-
-def _own(facts: Facts) -> Mapping[str, Any]:
-    name = (facts.state or {}).get("self")
-    return next((member for member in _members(facts) if member.get("name") == name), {})
 
 
 def _encrypts(member: Mapping[str, Any]) -> bool:

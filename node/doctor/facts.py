@@ -8,6 +8,19 @@ from typing import Any
 
 from node.doctor.certificate import Certificate, Files
 
+State = Mapping[str, Any]
+
+
+def members_of(state: State | None) -> list[Mapping[str, Any]]:
+    """The members that a node's answer to /gossip/state names."""
+    return list((state or {}).get("members") or [])
+
+
+def own_of(state: State | None) -> Mapping[str, Any]:
+    """What the node tells there of itself."""
+    name = (state or {}).get("self")
+    return next((member for member in members_of(state) if member.get("name") == name), {})
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -53,7 +66,7 @@ class Facts:
     """Everything that was found out."""
 
     #: The node's own answer to /gossip/state; None without a running node.
-    state: Mapping[str, Any] | None = None
+    state: State | None = None
     ports: tuple[Port, ...] = ()
     peers: tuple[Peer, ...] = ()
     #: Members that were not looked at: there are too many.

@@ -14,7 +14,7 @@ from typing import Any
 
 from node import __version__, addresses, dirs
 from node.doctor.certificate import read_files
-from node.doctor.facts import Facts, Port
+from node.doctor.facts import Facts, Port, members_of, own_of
 from node.doctor.gpus import find_gpus
 from node.doctor.reach import ask_clock, look_at
 from node.engine.command import is_cpu_build, vllm_version
@@ -34,7 +34,8 @@ def gather(
     Without a state, ``http_port`` is the port that a node would be started with. ``tls_files``: certificate and key of
     the HTTP port, where they are on this host.
     """
-    members = [m for m in (state or {}).get("members", []) if m.get("name") != (state or {}).get("self")]
+    own = own_of(state)
+    members = [member for member in members_of(state) if member is not own]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = pool.submit(_mdns) if mdns else None
         peers = tuple(pool.map(look_at, members[:MAX_PEERS]))
@@ -60,13 +61,13 @@ def gather(
         max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         now=time.time(),
         tls_files=read_files(*tls_files) if tls_files[0] else None,
-        shown=ask_clock(url)[1] if (url := str(_own(state).get("url") or "")) else None,
+        shown=ask_clock(url)[1] if (url := str(own.get("url") or "")) else None,
     )
 
 
 def _ports(state: Mapping[str, Any] | None, http_port: int) -> Iterable[Port]:
     if state is not None:
-        me = _own(state)
+        me = own_of(state)
         for what, key in (("HTTP", "http"), ("gossip", "address"), ("KV blocks", "kv")):
             if me.get(key):
                 yield Port(what, addresses.split_address(str(me[key]))[1], "ours")
@@ -76,12 +77,6 @@ def _ports(state: Mapping[str, Any] | None, http_port: int) -> Iterable[Port]:
         kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM) if what == "gossip" else (socket.SOCK_STREAM,)
         states = [_port_state(number, kind) for kind in kinds]
         yield Port(what, number, next((word for word in states if word != "free"), "free"))
-
-
-def _own(state: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What the node tells of itself."""
-    members = (state or {}).get("members") or []
-    return next((member for member in members if member.get("name") == (state or {}).get("self")), {})
 
 
 def _port_state(number: int, kind: socket.SocketKind) -> str:

@@ -13,6 +13,11 @@ from node.doctor.facts import Gpu
 SMI_S = 15.0
 
 
+def joined(links: Mapping[tuple[int, int], str]) -> bool:
+    """Whether NVLink joins every pair of them."""
+    return bool(links) and all(link.startswith("NV") for link in links.values())
+
+
 def find_gpus() -> tuple[tuple[Gpu, ...], Mapping[tuple[int, int], str], str]:
     """The GPUs of this host, their links, and why nvidia-smi told nothing (empty where there is none)."""
     if shutil.which("nvidia-smi") is None:
