@@ -66,7 +66,7 @@ def _nodes(view: ClusterView, most: int, *, wide: bool) -> Table:
     for node in ranked[:most]:
         word = str(node.get("state"))
         name = escape(str(node.get("name")))
-        cells = (
+        cells: tuple[RenderableType, ...] = (
             f"[bold]{name}[/] *" if node.get("name") == view.self_name else name,
             f"[{COLOURS.get(word, 'default')}]{escape(word)}[/]",
             shortened(", ".join(map(str, node["models"]))),
