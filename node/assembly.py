@@ -239,7 +239,8 @@ class Node:
         host, port = settings.advertise, settings.gossip_port
         kv = addresses.join_address(host, self.kv.port) if self.kv.port else ""
         http = addresses.join_address(host, self.http_port)
-        meta = NodeMeta(http, kv, __version__, tls=self.tls is not None, boot=self.signer.boot)
+        kv_tls = settings.kv_tls if kv else None
+        meta = NodeMeta(http, kv, __version__, tls=self.tls is not None, boot=self.signer.boot, kv_tls=kv_tls)
         self.gossip = GossipAgent(
             Identity(settings.name, settings.cluster, incarnation, host, port, meta.encode()),
             self._config,

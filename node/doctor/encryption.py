@@ -101,19 +101,17 @@ def check_peer_tls(facts: Facts) -> Iterator[Finding]:
 
 def check_kv_tls(facts: Facts) -> Iterator[Finding]:
     """All nodes exchange KV blocks over TLS, or none does: the two kinds do not talk to each other."""
-    own = ((facts.state or {}).get("kv") or {}).get("encrypted")
-    asked = [peer for peer in facts.peers if peer.kv_encrypted is not None]
-    if own is None or not asked:
-        return
-    other = [peer.name for peer in asked if peer.kv_encrypted is not own]
-    if other:
-        ours, theirs = ("only over TLS", "in clear") if own else ("in clear", "only over TLS")
-        text = (
-            f"KV blocks are exchanged {theirs} by {', '.join(other[:5])}, {ours} by this node: none move between them"
+    told = [member for member in members_of(facts.state) if member.get("kv_encrypted") is not None]
+    alive = [member for member in told if member.get("state") == "alive"]
+    over_tls = [str(member.get("name")) for member in alive if member["kv_encrypted"]]
+    in_clear = [str(member.get("name")) for member in alive if not member["kv_encrypted"]]
+    if over_tls and in_clear:
+        text = f"KV blocks go over TLS at {', '.join(over_tls[:5])} and in clear at {', '.join(in_clear[:5])}"
+        yield problem(
+            "KV encryption", f"{text}: none move between the two", "--kv-tls on every node of the cluster, or on none"
         )
-        yield problem("KV encryption", text, "--kv-tls on every node of the cluster, or on none")
-    elif own:
-        yield fine("KV encryption", f"KV blocks travel over TLS to and from {len(asked)} peers")
+    elif len(over_tls) > 1:
+        yield fine("KV encryption", f"KV blocks travel over TLS between {len(over_tls)} nodes")
 
 
 def _encrypts(member: Mapping[str, Any]) -> bool:

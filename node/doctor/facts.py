@@ -57,8 +57,6 @@ class Peer:
     #: Where clients reach its HTTP port, and the certificate that they see there.
     host: str = ""
     certificate: Certificate | None = None
-    #: Whether it exchanges KV blocks over TLS; None = it did not say.
-    kv_encrypted: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

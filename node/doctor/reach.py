@@ -1,4 +1,4 @@
-"""Another member as this host reaches it: its ports, its clock, the packets on the way, how it encrypts."""
+"""Another member as this host reaches it: its ports, its clock, the packets on the way, its certificate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from node.doctor.facts import Peer
 DIAL_S = 3.0
 #: Linux' numbers: ask a connected datagram socket for the size of packets on its way.
 _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_MTU = 10, 2, 14
-#: OpenSSL's word for an answer that is no TLS.
-_NOT_TLS = "WRONG_VERSION_NUMBER"
 
 
 def look_at(member: Mapping[str, Any]) -> Peer:
@@ -42,7 +40,6 @@ def look_at(member: Mapping[str, Any]) -> Peer:
         path_mtu=_path_mtu(str(member.get("address"))),
         host=addresses.split_address(str(member["http"]))[0] if member.get("http") else "",
         certificate=certificate,
-        kv_encrypted=_speaks_tls(str(member["kv"])) if member.get("kv") and "KV blocks" not in failed else None,
     )
 
 
@@ -80,18 +77,6 @@ def _dial(address: str) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _speaks_tls(address: str) -> bool | None:
-    """Whether a port for KV blocks encrypts; None where it does not say."""
-    host, port = addresses.split_address(address)
-    try:
-        with socket.create_connection((host, port), DIAL_S) as plain, _unverified().wrap_socket(plain):
-            return True
-    except ssl.SSLError as error:
-        return False if error.reason == _NOT_TLS else None
-    except OSError:
-        return None
 
 
 def _unverified() -> ssl.SSLContext:

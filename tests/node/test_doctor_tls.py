@@ -28,11 +28,11 @@ FILES = Files("/etc/c.pem", "/etc/c.key", GOOD)
 
 def member(name: str, number: int, scheme: str = "https") -> dict[str, Any]:
     address = f"10.0.0.{number}:8100"
-    return {"name": name, "state": "alive", "http": address, "url": f"{scheme}://{address}"}
+    return {"name": name, "state": "alive", "http": address, "url": f"{scheme}://{address}", "kv_encrypted": True}
 
 
-STATE: dict[str, Any] = {"self": "a", "members": [member("a", 1), member("b", 2)], "kv": {"encrypted": True}}
-PEER = Peer("b", "alive", "1", host="10.0.0.2", certificate=replace(GOOD, names=("10.0.0.2",)), kv_encrypted=True)
+STATE: dict[str, Any] = {"self": "a", "members": [member("a", 1), member("b", 2)]}
+PEER = Peer("b", "alive", "1", host="10.0.0.2", certificate=replace(GOOD, names=("10.0.0.2",)))
 WELL = Facts(state=STATE, peers=(PEER,), now=NOW, tls_files=FILES, shown=GOOD)
 
 CHECKS = (
@@ -57,8 +57,8 @@ def peer(**change: Any) -> dict[str, Any]:
     return {"peers": (replace(PEER, **change),)}
 
 
-def state(*members: dict[str, Any], **kv: Any) -> dict[str, Any]:
-    return {"state": {**STATE, "members": list(members) or STATE["members"], "kv": kv or STATE["kv"]}}
+def state(*members: dict[str, Any]) -> dict[str, Any]:
+    return {"state": {**STATE, "members": list(members)}}
 
 
 def test_a_cluster_that_encrypts_well_has_nothing_but_fine_findings() -> None:
@@ -87,8 +87,11 @@ CASES: list[tuple[dict[str, Any], Grade, str]] = [
     ),
     (peer(certificate=GOOD), Grade.NOTE, "the certificate of b is for host-a.example, not for 10.0.0.2"),
     (state(member("a", 1), member("b", 2, "http")), Grade.WARNING, "in clear to b, and over TLS to 1 nodes"),
-    (peer(kv_encrypted=False), Grade.PROBLEM, "exchanged in clear by b, only over TLS by this node"),
-    (state(encrypted=False), Grade.PROBLEM, "exchanged only over TLS by b, in clear by this node"),
+    (
+        state(member("a", 1), {**member("b", 2), "kv_encrypted": False}),
+        Grade.PROBLEM,
+        "KV blocks go over TLS at a and in clear at b: none move between the two",
+    ),
 ]
 
 
@@ -107,7 +110,7 @@ def test_a_certificate_of_a_few_days_is_not_always_about_to_end() -> None:
 
 def test_on_loopback_nobody_is_told_to_encrypt() -> None:
     alone = {"name": "a", "state": "alive", "http": "127.0.0.1:8100", "url": "http://127.0.0.1:8100"}
-    assert examined(**NO_TLS, **state(alone, encrypted=False), peers=()) == []
+    assert examined(**NO_TLS, **state(alone), peers=()) == []
 
 
 @pytest.mark.parametrize(
@@ -182,9 +185,11 @@ async def test_the_command_finds_files_and_peers_of_a_real_cluster_by_itself() -
         first = await doctor(nodes)
         assert ("TLS", "fine", "all 2 nodes encrypt requests") in first
         assert any("its key fits" in text for _, _, text in first)
-        assert [(grade, "in clear by b" in text) for topic, grade, text in first if topic == "KV encryption"] == [
-            ("problem", True)
-        ]
+        assert [
+            (grade, "over TLS at a and in clear at b" in text)
+            for topic, grade, text in first
+            if topic == "KV encryption"
+        ] == [("problem", True)]
         (nodes.folder / "ca" / "a.key").unlink()
         (fault,) = [text for _, grade, text in await doctor(nodes) if grade == "problem" and "--tls-key" in text]
         assert "cannot be read" in fault and "goes on with what it read before" in fault
@@ -195,7 +200,7 @@ async def test_nodes_that_exchange_kv_blocks_over_tls_are_fine() -> None:
         for name in "ab":
             await nodes.add(name, kv_tls=True, cluster_key="a long enough key", kv=True, kv_pool_gib=0.01)
         await nodes.agree()
-        assert ("KV encryption", "fine", "KV blocks travel over TLS to and from 1 peers") in await doctor(nodes)
+        assert ("KV encryption", "fine", "KV blocks travel over TLS between 2 nodes") in await doctor(nodes)
 
 
 def test_before_the_first_start_the_files_of_the_options_are_looked_at(tmp_path: Path) -> None:
