@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
-from node import __version__, addresses, banner
+from node import __version__, addresses, banner, dirs
 from node.admission import Admission
 from node.clients import Access
 from node.digest import PrefixDigest
@@ -198,6 +198,8 @@ class Node:
         self.http_port = int(listener.getsockname()[1])
         shown = "127.0.0.1" if settings.host in addresses.WILDCARD_HOSTS else settings.host
         stack.enter_context(claim(settings, f"{settings.scheme}://{addresses.join_address(shown, self.http_port)}"))
+        # Holds the key ring, and the engine's log.
+        dirs.private_dir(settings.node_dir, "--state-dir")
         await self.keys.load()
         tls = await asyncio.to_thread(self._start_tls)
         await asyncio.to_thread(self._start_clients)
@@ -234,7 +236,6 @@ class Node:
 
     async def _start_gossip(self) -> None:
         settings = self.settings
-        settings.node_dir.mkdir(parents=True, exist_ok=True)
         incarnation = await asyncio.to_thread(next_incarnation, self._boot_file)
         host, port = settings.advertise, settings.gossip_port
         kv = addresses.join_address(host, self.kv.port) if self.kv.port else ""

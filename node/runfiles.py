@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -94,14 +95,24 @@ def claim(settings: Settings, url: str) -> RunFile:
 
 
 def running_nodes(state_dir: Path | None = None) -> list[RunRecord]:
-    """The nodes of this user that run on this host, by name."""
+    """The nodes that run on this host, by name: this user's, or where there are none, those of the system's service."""
+    found = _recorded(state_dir or dirs.default_state_dir(), lambda path, record: _held(Path(record.lock)))
+    return found if found or state_dir else _recorded(dirs.SERVICE_STATE_DIR, _alive)
+
+
+def _recorded(state_dir: Path, runs: Callable[[Path, RunRecord], bool]) -> list[RunRecord]:
     found = []
-    for path in sorted(_directory(state_dir or dirs.default_state_dir()).glob("*.json"))[:MAX_NODES]:
+    for path in sorted(_directory(state_dir).glob("*.json"))[:MAX_NODES]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             record = RunRecord(**json.loads(path.read_text()))
-            if _held(Path(record.lock)):
+            if runs(path, record):
                 found.append(record)
     return found
+
+
+def _alive(path: Path, record: RunRecord) -> bool:
+    """Whether another user's process is still there. Its lock is closed to us, and its word on paths is not taken."""
+    return Path(f"/proc/{int(record.pid)}").stat().st_uid == path.stat().st_uid
 
 
 def _held(lock: Path) -> bool:

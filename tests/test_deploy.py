@@ -19,6 +19,7 @@ import yaml
 from node.addresses import DEFAULT_PORT, GOSSIP_OFFSET, KV_OFFSET
 from node.cli.options import kinds, split_arguments
 from node.cli.start import OTHER_VARIABLES, start
+from node.dirs import SERVICE_STATE_DIR
 from node.settings import Settings
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -53,7 +54,9 @@ def test_the_systemd_unit_starts_a_node_and_waits_for_it_to_end() -> None:
     words = shlex.split(service["ExecStart"])
     assert words[0].endswith("/bin/grapevine")
     params = starts(words[1:])
-    assert str(params["state_dir"]) == "/var/lib/" + service["StateDirectory"]
+    assert (
+        params["state_dir"] == SERVICE_STATE_DIR and str(SERVICE_STATE_DIR) == "/var/lib/" + service["StateDirectory"]
+    )
     assert str(params["run_dir"]) == "/run/" + service["RuntimeDirectory"]
     assert float(service["TimeoutStopSec"]) > DEFAULTS["stop_grace_s"]
     assert service["RestartPreventExitStatus"] == "2"

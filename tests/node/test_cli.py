@@ -17,7 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from node import runfiles
+from node import dirs, runfiles
 from node.cli import main
 from node.cli.main import COMMANDS, EXIT_CODES
 from node.errors import PortTakenError, SettingsError
@@ -260,7 +260,7 @@ def test_a_name_runs_once_on_a_host(told: Settings, tmp_path: Path) -> None:
 def test_a_run_file_of_a_killed_node_is_not_believed(told: Settings) -> None:
     code = f"""
 import os, signal
-from node import runfiles
+from node import dirs, runfiles
 from node.settings import make_settings
 runfiles.claim(make_settings(name="a", state_dir={str(told.state_dir)!r}, run_dir={str(told.run_dir)!r}), "http://x")
 os.kill(os.getpid(), signal.SIGKILL)
@@ -271,6 +271,23 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert runfiles.running_nodes(told.state_dir) == []
     with runfiles.claim(told, "http://y"):
         assert [node.url for node in runfiles.running_nodes(told.state_dir)] == ["http://y"]
+
+
+def test_the_node_of_the_systems_service_is_found_by_other_users_while_it_runs(
+    told: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dirs, "SERVICE_STATE_DIR", told.state_dir)
+    monkeypatch.setattr(dirs, "default_state_dir", lambda: tmp_path / "mine")
+    with runfiles.claim(told, "http://x"):
+        assert [node.url for node in runfiles.running_nodes()] == ["http://x"]
+        assert runfiles.running_nodes(tmp_path / "other") == []
+        mine = make_settings(name="b", state_dir=tmp_path / "mine", run_dir=told.run_dir)
+        with runfiles.claim(mine, "http://y"):
+            assert [node.url for node in runfiles.running_nodes()] == ["http://y"]
+        (record,) = (told.state_dir / "running").glob("*.json")
+        gone = {**json.loads(record.read_text()), "pid": 2**22 + 1}
+        record.write_text(json.dumps(gone))
+        assert runfiles.running_nodes() == []
 
 
 def test_a_broken_run_file_harms_nobody(told: Settings) -> None:

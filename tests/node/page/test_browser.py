@@ -23,6 +23,8 @@ SHOWN_S = 3.0
 #: CPU time too (caches, shared cores), and never less.
 LONGEST_TASK_MS = 100
 TRIES = 4
+#: The map is reached from the top of the page by at most so many presses of Tab.
+TABS = 6
 
 
 def state_of(name: str) -> str:
@@ -146,7 +148,11 @@ async def test_the_map_is_walked_by_keyboard_and_speaks(browser: Chromium) -> No
     async with served(Stage(["red", "green", "blue"]), interval_s=0.2) as (url, _), browser.tab() as tab:
         await tab.open(url)
         await tab.until(LIVE)
-        await tab.js("document.getElementById('map').focus(); true")
+        reached = []
+        while "map" not in reached and len(reached) < TABS:
+            await tab.press("Tab")
+            reached.append(await tab.js("document.activeElement.id"))
+        assert "map" in reached, reached
         title = "document.querySelector('#detail-title span').textContent"
         assert await tab.js(title) == "red"
         await tab.press("ArrowDown")
