@@ -55,7 +55,11 @@ def private_dir(path: Path, flag: str = "--run-dir") -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise SettingsError(f"{path} does not belong to this user; choose another directory with {flag}")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
+        try:
+            path.chmod(0o700)
+        except OSError as error:  # file systems without modes
+            told = f"{path} cannot be closed to other users: {error.strerror}; choose another directory with {flag}"
+            raise SettingsError(told) from error
     return path
 
 
