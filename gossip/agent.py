@@ -225,6 +225,10 @@ class GossipAgent:
         """Give the whole view as plain JSON types."""
         return self._running().snapshot(time.monotonic())
 
+    def failed_dials(self) -> dict[str, str]:
+        """Give the addresses to join by whose last dial failed, and why."""
+        return self._watch.failures()
+
     def validate(self) -> None:
         """Check every invariant. :raises InvariantError: a bug of ours."""
         self._running().validate()

@@ -66,6 +66,10 @@ class JoinWatch:
             if len(self._failures) > MAX_FAILURES:
                 del self._failures[next(iter(self._failures))]
 
+    def failures(self) -> dict[str, str]:
+        """Give the addresses whose last dial failed, and why."""
+        return {f"{host}:{port}": why for (host, port), why in self._failures.items()}
+
     def close(self) -> None:
         """Stop watching."""
         if self._timer is not None:
@@ -88,7 +92,7 @@ class JoinWatch:
 
     def story(self) -> str:
         """Say whom we dialled and why nobody may have answered."""
-        told = [f"{host}:{port} {why}" for (host, port), why in list(self._failures.items())[-MAX_SHOWN:]]
+        told = [f"{address} {why}" for address, why in list(self.failures().items())[-MAX_SHOWN:]]
         counters = self._counters()
         told += [hint for name, hint in _HINTS.items() if counters.get(name)]
         return "; ".join(told) or "no dial has ended yet"

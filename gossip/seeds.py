@@ -48,6 +48,12 @@ def parse_seed(seed: str) -> Address:
     return (host, int(port))
 
 
+def _why(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "cannot be looked up: the name service does not answer"
+    return f"cannot be looked up: {getattr(error, 'strerror', None) or str(error) or type(error).__name__}"
+
+
 class SeedNames:
     """`changed(added, removed)` is called in the loop; `failed(name, why)` when a name is not found, "" when it is."""
 
@@ -87,7 +93,7 @@ class SeedNames:
                 async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                     found = await self._lookup(name)
             except (OSError, UnicodeError) as error:  # a timeout is an OSError; a malformed name fails to encode
-                self._failed((name, port), getattr(error, "strerror", None) or str(error) or "no answer")
+                self._failed((name, port), _why(error))
                 pause_s, retry_s = retry_s, min(RETRY_MAX_S, retry_s * 2)
             else:
                 self._failed((name, port), "")

@@ -30,15 +30,21 @@ GC_THRESHOLD = (20_000, 20, 20)
 _log = logging.getLogger("grapevine")
 
 
-def run(settings: Settings) -> int:
-    """Run a node until SIGTERM, SIGINT or an administrator ends it. Returns the exit status."""
+def run(settings: Settings, *, as_json: bool = False) -> int:
+    """Run a node until SIGTERM, SIGINT or an administrator ends it. Returns the exit status.
+
+    ``as_json``: what people are told goes out as one JSON object a line.
+    """
     logs.set_up(settings)
-    return uvloop.run(_run(settings))
+    return uvloop.run(_run(settings, as_json))
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: Settings, as_json: bool) -> int:
+    def say(line: str) -> None:
+        _print(banner.told_json(line) if as_json else line)
+
     stop = asyncio.Event()
-    node = Node(settings, on_leave=stop.set, say=_say)
+    node = Node(settings, on_leave=stop.set, say=say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _asked_to_stop, node, stop)
@@ -51,18 +57,15 @@ async def _run(settings: Settings) -> int:
     spare_collector()
     try:
         if not stop.is_set():
-            banner.started(
-                _say,
-                settings,
-                http_port=node.http_port,
-                gossip_address=node.gossip.address,
-                kv_port=node.kv.port,
+            up = banner.started(
+                settings, http_port=node.http_port, gossip_address=node.gossip.address, kv_port=node.kv.port
             )
+            _print(up.as_json() if as_json else "\n".join(up.lines()))
         await stop.wait()
-        _say(f"grapevine node {settings.name} is stopping (again to cut what still runs)")
+        say(f"grapevine node {settings.name} is stopping (again to cut what still runs)")
     finally:
         await node.stop()
-    _say(f"grapevine node {settings.name} has stopped")
+    say(f"grapevine node {settings.name} has stopped")
     return EXIT_OK
 
 
@@ -89,6 +92,6 @@ def _listen_for_hangup(loop: asyncio.AbstractEventLoop, node: Node, stop: asynci
         loop.add_signal_handler(signal.SIGHUP, node.reload)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

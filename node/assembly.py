@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossip import GossipAgent, GossipConfig, Identity
 from gossip.boot import next_incarnation, raise_to
-from node import __version__, addresses, banner
+from node import __version__, addresses, banner, dirs
 from node.admission import Admission
 from node.clients import Access
 from node.digest import PrefixDigest
@@ -32,6 +32,7 @@ from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.flows import Flows, WatchedPeers, WatchedRunner
+from node.host import HostFacts
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
 from node.http.signature import PeerSigner
@@ -155,6 +156,7 @@ class Node:
         #: Runs what peers forward to us.
         self.guests = WatchedRunner(self._traced_local(), self.flows)
         self.dispatcher = self._make_dispatcher()
+        self.host = HostFacts()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
@@ -196,6 +198,8 @@ class Node:
         self.http_port = int(listener.getsockname()[1])
         shown = "127.0.0.1" if settings.host in addresses.WILDCARD_HOSTS else settings.host
         stack.enter_context(claim(settings, f"{settings.scheme}://{addresses.join_address(shown, self.http_port)}"))
+        # Holds the key ring, and the engine's log.
+        dirs.private_dir(settings.node_dir, "--state-dir")
         await self.keys.load()
         tls = await asyncio.to_thread(self._start_tls)
         await asyncio.to_thread(self._start_clients)
@@ -215,6 +219,7 @@ class Node:
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
+        self.host.look()
         await self._start_discovery()
 
     def _start_tls(self) -> ssl.SSLContext | None:
@@ -231,12 +236,12 @@ class Node:
 
     async def _start_gossip(self) -> None:
         settings = self.settings
-        settings.node_dir.mkdir(parents=True, exist_ok=True)
         incarnation = await asyncio.to_thread(next_incarnation, self._boot_file)
         host, port = settings.advertise, settings.gossip_port
         kv = addresses.join_address(host, self.kv.port) if self.kv.port else ""
         http = addresses.join_address(host, self.http_port)
-        meta = NodeMeta(http, kv, __version__, tls=self.tls is not None, boot=self.signer.boot)
+        kv_tls = settings.kv_tls if kv else None
+        meta = NodeMeta(http, kv, __version__, tls=self.tls is not None, boot=self.signer.boot, kv_tls=kv_tls)
         self.gossip = GossipAgent(
             Identity(settings.name, settings.cluster, incarnation, host, port, meta.encode()),
             self._config,

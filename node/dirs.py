@@ -17,6 +17,8 @@ from node.errors import SettingsError
 MAX_SOCKET_PATH = 107
 #: Where blocks of KV live when the host has it: memory that outlives the engine, shared by path.
 SHARED_MEMORY = Path("/dev/shm")
+#: Where the unit of `deploy/systemd` keeps its state, as a user of its own.
+SERVICE_STATE_DIR = Path("/var/lib/grapevine")
 #: What the drivers of NVIDIA and AMD GPUs put into /dev.
 GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 
@@ -40,8 +42,8 @@ def default_run_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"grapevine-{os.getuid()}"
 
 
-def private_dir(path: Path) -> Path:
-    """Make `path` a directory that only this user can enter.
+def private_dir(path: Path, flag: str = "--run-dir") -> Path:
+    """Make `path` a directory that only this user can enter; `flag` is the option that it comes from.
 
     Raises `SettingsError` when it cannot be made or is somebody else's: they could take sockets in it.
     """
@@ -51,9 +53,13 @@ def private_dir(path: Path) -> Path:
     except OSError as error:
         raise SettingsError(f"cannot make the directory {path}: {error.strerror}; choose another one") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise SettingsError(f"{path} does not belong to this user; choose another directory with --run-dir")
+        raise SettingsError(f"{path} does not belong to this user; choose another directory with {flag}")
     if stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o700)
+        try:
+            path.chmod(0o700)
+        except OSError as error:  # file systems without modes
+            told = f"{path} cannot be closed to other users: {error.strerror}; choose another directory with {flag}"
+            raise SettingsError(told) from error
     return path
 
 

@@ -70,3 +70,5 @@ def set_up(settings: Settings) -> None:
     handler.setFormatter(JsonLines(settings.name) if form == "json" else ConsoleLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("grapevine").setLevel(settings.log_level.upper())
+    # An interface without multicast is a warning to it, with a traceback; `assembly` says it where nothing is left.
+    logging.getLogger("zeroconf").setLevel(logging.WARNING if settings.log_level == "debug" else logging.ERROR)

@@ -22,6 +22,7 @@ class NodeMeta:
     """Addresses are host:port; ``kv`` is empty where no KV is served.
 
     ``tls``: the HTTP server speaks TLS. ``boot`` names the process, so that calls can be signed for it alone.
+    ``kv_tls``: KV blocks travel over TLS; None where an older node does not say.
     """
 
     http: str
@@ -29,10 +30,12 @@ class NodeMeta:
     version: str = ""
     tls: bool = False
     boot: str = ""
+    kv_tls: bool | None = None
 
     def encode(self) -> bytes:
         """Pack for the member record."""
-        return pack({"h": self.http, "k": self.kv, "v": self.version, "s": self.tls, "b": self.boot})
+        fields = {"h": self.http, "k": self.kv, "v": self.version, "s": self.tls, "b": self.boot}
+        return pack(fields if self.kv_tls is None else {**fields, "e": self.kv_tls})
 
     @property
     def url(self) -> str:
@@ -51,7 +54,10 @@ def decode_meta(data: bytes) -> NodeMeta:
     tls = fields.get("s", False)
     if not isinstance(tls, bool):
         raise RemoteError("meta: bad mark of TLS")
-    return NodeMeta(http, kv, text(fields, "v", _MAX_VERSION, ""), tls, text(fields, "b", _MAX_BOOT, ""))
+    kv_tls = fields.get("e")
+    if kv_tls is not None and not isinstance(kv_tls, bool):
+        raise RemoteError("meta: bad mark of TLS for KV blocks")
+    return NodeMeta(http, kv, text(fields, "v", _MAX_VERSION, ""), tls, text(fields, "b", _MAX_BOOT, ""), kv_tls)
 
 
 def _is_address(value: str) -> bool:

@@ -14,18 +14,31 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvmigrate.pull import Reason
+from kvmigrate.ways import FromFile, OverTcp
 from node.decisions import DecisionLog
 from node.history import History
 from node.hits import HitWatch
 from node.plan import Plan, Refusal
 from node.relay.call import Call
-from node.relay.carry.lost import Lost
+from node.relay.carry.lost import CAUSES, Lost
 from node.tally import Spread, Tally
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DECIDE_SECONDS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
 
 _STATUSES = {int(status): str(int(status)) for status in HTTPStatus}
+
+#: The words of each label. All are there from the start, at nought: who watches a rate would miss the first event of a
+#: counter that begins with it.
+RETRIES = ("busy", "longer", "refused", "failed")
+DENIALS = ("line", "waited", "displaced", "deadline")
+BREAKS = ("client", "target")
+RESULTS = ("carried", "failed")
+REMOTE_ERRORS = ("signature", "plan", "body", "gist", "chunks", "meta", "row", "model")
+ADMIN = ("done", "refused")
+#: Of answers there may be any status; these are usual.
+ANSWERS = (("local", "200"), ("forwarded", "200"), ("refused", "429"), ("refused", "503"))
 
 Sample = tuple[str, str, float]
 """Name without prefix, help text, value."""
@@ -58,7 +71,7 @@ class Metrics:
         self.log = DecisionLog()
         self.hits = HitWatch()
         r = self.registry
-        self.requests = Tally("grapevine_requests", "Requests answered to clients.", ("place", "status"))
+        self.requests = Tally("grapevine_requests", "Requests answered to clients.", ("place", "status"), ANSWERS)
         self.first_byte = Spread(
             "grapevine_first_byte_seconds",
             "From a request's arrival to the first byte of its answer.",
@@ -66,7 +79,7 @@ class Metrics:
             ("place",),
         )
         self.decide = Spread("grapevine_decide_seconds", "Time taken to decide.", _DECIDE_SECONDS)
-        self.served = Tally("grapevine_peer_requests", "Requests of peers, by answer.", ("status",))
+        self.served = Tally("grapevine_peer_requests", "Requests of peers, by answer.", ("status",), (("200",),))
         for often in (self.requests, self.first_byte, self.decide, self.served):
             r.register(often)
         self.retries = Counter("grapevine_retries", "Attempts that ended without an answer.", ("why",), registry=r)
@@ -122,6 +135,24 @@ class Metrics:
             "grapevine_admin_calls", "Calls of /admin: done, or refused for the token.", ("result",), registry=r
         )
         self.members = Gauge("grapevine_members", "Members by state.", ("state",), registry=r)
+        self._begin()
+
+    def _begin(self) -> None:
+        for counter, words in (
+            (self.retries, RETRIES),
+            (self.denials, DENIALS),
+            (self.broken, BREAKS),
+            (self.pulls, Reason),
+            (self.pulled_by_way, (OverTcp.name, FromFile.name)),
+            (self.remote_errors, REMOTE_ERRORS),
+            (self.admin, ADMIN),
+        ):
+            for word in words:
+                counter.labels(word)
+        for cause in CAUSES:
+            self.carry_pause.labels(cause)
+            for result in RESULTS:
+                self.carries.labels(cause, result)
 
     def watch(
         self, gauges: Callable[[], Iterable[Sample]], totals: Callable[[], Iterable[Sample]] = lambda: ()

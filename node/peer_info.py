@@ -18,6 +18,7 @@ class PeerInfo:
     http: str | None = None
     url: str | None = None
     kv: str | None = None
+    kv_encrypted: bool | None = None
     version: str = ""
     load: LoadVector | None = None
     load_age_s: float | None = None
@@ -45,6 +46,7 @@ def peer_info(
         http=meta.http if meta else None,
         url=meta.url if meta else None,
         kv=meta.kv if meta else None,
+        kv_encrypted=meta.kv_tls if meta else None,
         version=meta.version if meta else "",
         load=own or (node.load if heard else None),
         load_age_s=0.0 if own else node.age_s(now) if heard else None,

@@ -97,6 +97,7 @@ class Registry:
         self._meta[self.name] = meta
         self._hosts[self.name] = host
         self._up = frozenset(self._hosts.values())
+        self._count_members()
 
     def on_gossip(self, event: GossipEvent) -> None:
         """Take one event of the gossip agent."""

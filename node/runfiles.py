@@ -10,11 +10,14 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from node import dirs
+from node.addresses import join_address
 from node.errors import SettingsError
 from node.settings import Settings
 
@@ -30,8 +33,11 @@ class RunRecord:
     url: str
     pid: int
     lock: str
-    #: File of the certificate that it shows; empty without TLS.
+    #: Files of the certificate that it shows and of its key; empty without TLS.
     tls_cert: str = ""
+    tls_key: str = ""
+    #: Its URL as peers know it.
+    peer_url: str = ""
 
 
 class RunFile:
@@ -74,7 +80,8 @@ def claim(settings: Settings, url: str) -> RunFile:
         raise SettingsError(
             f"a node named {settings.name} already runs on this host: choose another --name, or stop that one"
         ) from None
-    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert)
+    peer_url = f"{settings.scheme}://{join_address(settings.advertise, urlsplit(url).port or 0)}"
+    record = RunRecord(settings.name, url, os.getpid(), str(lock_path), settings.tls_cert, settings.tls_key, peer_url)
     path = _directory(settings.state_dir) / f"{settings.name}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +95,24 @@ def claim(settings: Settings, url: str) -> RunFile:
 
 
 def running_nodes(state_dir: Path | None = None) -> list[RunRecord]:
-    """The nodes of this user that run on this host, by name."""
+    """The nodes that run on this host, by name: this user's, or where there are none, those of the system's service."""
+    found = _recorded(state_dir or dirs.default_state_dir(), lambda path, record: _held(Path(record.lock)))
+    return found if found or state_dir else _recorded(dirs.SERVICE_STATE_DIR, _alive)
+
+
+def _recorded(state_dir: Path, runs: Callable[[Path, RunRecord], bool]) -> list[RunRecord]:
     found = []
-    for path in sorted(_directory(state_dir or dirs.default_state_dir()).glob("*.json"))[:MAX_NODES]:
+    for path in sorted(_directory(state_dir).glob("*.json"))[:MAX_NODES]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             record = RunRecord(**json.loads(path.read_text()))
-            if _held(Path(record.lock)):
+            if runs(path, record):
                 found.append(record)
     return found
+
+
+def _alive(path: Path, record: RunRecord) -> bool:
+    """Whether another user's process is still there. Its lock is closed to us, and its word on paths is not taken."""
+    return Path(f"/proc/{int(record.pid)}").stat().st_uid == path.stat().st_uid
 
 
 def _held(lock: Path) -> bool:

@@ -73,6 +73,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
                 "hits": metrics.hits.snapshot,
+                "host": node.host.snapshot,
             },
             decisions=lambda: metrics.log.latest(clock(), ids=not settings.has_clients),
         ),
@@ -103,10 +104,13 @@ def make_page(node: Node, clock: Callable[[], float]) -> PageRoutes:
 
 
 def gossip_state(agent: GossipAgent) -> dict[str, object]:
-    """Return how gossip itself does: health, keys by id, own coordinate, counters. The members are shown elsewhere."""
+    """Return how gossip itself does: health, keys by id, own coordinate, counters, whom it dialled in vain.
+
+    The members are shown elsewhere.
+    """
     shown = agent.snapshot()
     del shown["members"]
-    return shown
+    return {**shown, "failed_dials": agent.failed_dials()}
 
 
 class KeyAdmin:

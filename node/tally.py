@@ -17,11 +17,12 @@ Labels = tuple[str, ...]
 class Tally(Collector):
     """A counter by labels; whoever counts sees to it that they are few."""
 
-    def __init__(self, name: str, text: str, names: Labels = ()) -> None:
+    def __init__(self, name: str, text: str, names: Labels = (), first: Iterable[Labels] = ()) -> None:
+        """``first``: values of the labels that are there from the start, at nought."""
         self._name = name
         self._text = text
         self._names = names
-        self.counts: dict[Labels, int] = {} if names else {(): 0}
+        self.counts: dict[Labels, int] = dict.fromkeys(first, 0) if names else {(): 0}
 
     def add(self, labels: Labels = ()) -> None:
         """Count one."""

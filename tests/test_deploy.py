@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import os
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import yaml
 from node.addresses import DEFAULT_PORT, GOSSIP_OFFSET, KV_OFFSET
 from node.cli.options import kinds, split_arguments
 from node.cli.start import OTHER_VARIABLES, start
+from node.dirs import SERVICE_STATE_DIR
 from node.settings import Settings
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -52,7 +54,9 @@ def test_the_systemd_unit_starts_a_node_and_waits_for_it_to_end() -> None:
     words = shlex.split(service["ExecStart"])
     assert words[0].endswith("/bin/grapevine")
     params = starts(words[1:])
-    assert str(params["state_dir"]) == "/var/lib/" + service["StateDirectory"]
+    assert (
+        params["state_dir"] == SERVICE_STATE_DIR and str(SERVICE_STATE_DIR) == "/var/lib/" + service["StateDirectory"]
+    )
     assert str(params["run_dir"]) == "/run/" + service["RuntimeDirectory"]
     assert float(service["TimeoutStopSec"]) > DEFAULTS["stop_grace_s"]
     assert service["RestartPreventExitStatus"] == "2"
@@ -95,6 +99,38 @@ def test_compose_gives_the_node_shared_memory_time_and_a_key() -> None:
     assert service["environment"]["GRAPEVINE_CLUSTER_KEY"].startswith("${CLUSTER_KEY:?")
     assert service["shm_size"] and service["stop_grace_period"] == "2m" and service["network_mode"] == "host"
     assert (DEPLOY / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_the_schemas_of_kubernetes_accept_the_manifests() -> None:
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="no kubernetes-validate here: scripts/test installs it"
+    )
+    assert len(manifests()) == 5
+    for document in manifests().values():
+        validator.validate(document, validator.latest_version(), strict=True)
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
+def test_hadolint_finds_no_fault_in_the_dockerfile() -> None:
+    file = DEPLOY / "docker" / "Dockerfile"
+    done = subprocess.run(["hadolint", "--no-color", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def composes() -> bool:
+    """Whether Docker's command has its part for compose files."""
+    if shutil.which("docker") is None:
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not composes(), reason="no `docker compose` here")
+def test_docker_itself_reads_the_compose_file() -> None:
+    command = ["docker", "compose", "-f", str(DEPLOY / "docker" / "compose.yaml"), "config", "--quiet"]
+    keyed = {**os.environ, "CLUSTER_KEY": "k"}
+    assert subprocess.run(command, capture_output=True, env=keyed, check=False).returncode == 0
+    bare = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert bare.returncode != 0 and "give the same key on every host" in bare.stderr
 
 
 def test_the_manifests_find_each_other_by_a_headless_service() -> None:

@@ -79,6 +79,7 @@ UNTIL_STOPPED = {
 #: Commands that end with another status than 0 on a host such as this.
 STATUS = {
     "grapevine plan --parameters 32 --requests 5 --prompt 2000 --output 300 --gpu here": {0, 1, 2},  # no GPU here: 2
+    "grapevine plan --parameters 32 --requests 5 --prompt 2000 --output 300 --gpu cluster": {0, 1, 2},
     "grapevine doctor": {0, 1},  # what this host is like is its own affair
     "grapevine doctor --port 9000": {0, 1},
 }
@@ -314,12 +315,20 @@ def test_a_file_that_is_shown_can_be_read(tmp_path: Path, text: str) -> None:
     assert read_config(tmp_path / "grapevine.toml")
 
 
+def messages() -> Iterator[tuple[Path, str]]:
+    """What the program itself tells people to type, in its messages and in its help."""
+    for path in sorted((ROOT / "node").rglob("*.py")):
+        source = path.read_text()
+        joined = re.sub(r'"\s*\n\s*f?"', "", source)  # a message goes on in the next line
+        for text in re.findall(r"`(grapevine [^`]+)`", joined):
+            yield path, re.sub(r"\s+", " ", re.sub(r"\{[^}]*\}", "X", text))
+
+
 def named_commands() -> Iterator[tuple[Path, str]]:
-    """Commands of `grapevine` within lines, and those between fences."""
-    for page in PAGES:
-        for text in inline(page):
-            if text.startswith("grapevine ") and not re.match(r"grapevine (COMMAND|_)|grapevine \S+ \.\.\.", text):
-                yield page, text
+    """Commands of `grapevine` within lines, those between fences, and those in what the program says."""
+    for page, text in [*((one, text) for one in PAGES for text in inline(one)), *messages()]:
+        if text.startswith("grapevine ") and not re.match(r"grapevine (COMMAND|_)|grapevine \S+ \.\.\.", text):
+            yield page, text
     for name, text in COMMANDS:
         if text.startswith("grapevine "):
             yield ROOT / name, text

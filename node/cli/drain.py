@@ -11,8 +11,10 @@ from typing import Any
 
 import click
 
+from node.addresses import split_address
 from node.cli.ask import TIMEOUT_S, Refused, Unreachable, ask, ask_text, find_node
 from node.cli.pauses import Pauses, measured
+from node.errors import SettingsError
 
 #: Seconds between two looks at how a drain goes.
 LOOK_EVERY_S = 0.3
@@ -185,13 +187,51 @@ def leave(timeout: float | None, as_json: bool, **which: Any) -> None:
 def join(addresses: tuple[str, ...], as_json: bool, **which: Any) -> None:
     """Let the drained node NAME take work again. With --address it also dials another cluster's node.
 
-    A node that has left is started again instead: `grapevine start` under the same name.
+    With HOST:PORT, the gossip address of another cluster's node, in the place of NAME, the node that is asked joins
+    that cluster. A node that has left is started again instead: `grapevine start` under the same name.
     """
+    if ":" in which["name"]:  # no name of a node has one
+        _dial([which["name"], *addresses], as_json=as_json, **which)
+        return
     meant = Named(**which)
     if addresses:
         meant.post("/admin/join", addresses=list(addresses))
     status = meant.post("/admin/undrain")
     click.echo(json.dumps(status) if as_json else f"{meant.name} takes work")
+
+
+def _dial(
+    addresses: list[str],
+    *,
+    as_json: bool,
+    node: str | None,
+    admin_token: str | None,
+    state_dir: Path | None,
+    **_: Any,
+) -> None:
+    """Let the node that is asked dial addresses, and wait until it sees another one or says why not."""
+    for address in addresses:
+        try:
+            split_address(address)
+        except SettingsError as error:
+            raise click.UsageError(str(error).removeprefix("--join ")) from error
+    url = find_node(node, state_dir)
+    ask(url, "/admin/join", json.dumps({"addresses": addresses}).encode(), admin_token)
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        told = ask(url, "/gossip/state")
+        others = [m["name"] for m in told["members"] if m["name"] != told["self"] and m["state"] == "alive"]
+        if others or time.monotonic() > until:
+            break
+        time.sleep(LOOK_EVERY_S)
+    failed = (told.get("gossip") or {}).get("failed_dials") or {}
+    if as_json:
+        click.echo(json.dumps({"name": told["self"], "others": others, "failed_dials": failed}))
+    elif others:
+        click.echo(f"{told['self']} knows {', '.join(others)}")
+    if not others:
+        why = "; ".join(f"{address} {why}" for address, why in failed.items()) or "no answer yet"
+        raise Refused(f"{told['self']} has found nobody in {PATIENCE_S:.0f} s: {why}. It goes on trying")
 
 
 def _body(timeout: float | None) -> dict[str, float]:

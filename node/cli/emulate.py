@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from pathlib import Path
@@ -44,6 +45,7 @@ from node.errors import LocalError
 @click.option(
     "--kv-block-bytes", type=click.IntRange(32), default=4096, show_default=True, help="Size of a block in the pool."
 )
+@click.option("--json", "as_json", is_flag=True, help="Say where it listens as JSON, on standard output.")
 @click.option("--journal", type=click.Path(path_type=Path), help="File in which to note who was computed when.")
 def emulate(
     *,
@@ -58,6 +60,7 @@ def emulate(
     link_socket: Path | None,
     kv_block_bytes: int,
     journal: Path | None,
+    as_json: bool,
     **changed: int | None,
 ) -> None:
     """Serve an emulated engine: OpenAI's protocol, vLLM's cache and batching, no model.
@@ -77,18 +80,21 @@ def emulate(
             block_bytes=kv_block_bytes,
             journal=journal,
         )
-        asyncio.run(_serve(config, options))
+        asyncio.run(_serve(config, options, as_json=as_json))
     except (LocalError, OSError) as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def _serve(config: EngineConfig, options: ServeOptions) -> None:
+async def _serve(config: EngineConfig, options: ServeOptions, *, as_json: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with EmulatedServer(config, options) as server:
         where = f"unix:{options.uds}" if options.uds is not None else f"http://{options.host}:{server.port}"
-        click.echo(f"emulated engine {config.name} listens at {where}", err=True)
+        if as_json:
+            click.echo(json.dumps({"event": "started", "engine": config.name, "models": options.models, "url": where}))
+        else:
+            click.echo(f"emulated engine {config.name} listens at {where}", err=True)
         await stop.wait()

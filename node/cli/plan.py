@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-_HERE = "here"
+from node.cli.inspect import node_options
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -41,10 +41,20 @@ _HERE = "here"
     "--between", type=click.FloatRange(0.001), default=0.1, show_default=True, help="Next token within, seconds."
 )
 @click.option(
-    "--gpu", default="H100", show_default=True, help="Kind of GPU; `here`: those of this host, by nvidia-smi."
+    "--gpu",
+    default="H100",
+    show_default=True,
+    help="Kind of GPU; `here`: those of this host, by nvidia-smi; `cluster`: those of the hosts of a running cluster.",
 )
-@click.option("--gpus-per-host", type=click.IntRange(1, 64), help="[default: 8, with --gpu here what there is]")
-@click.option("--hosts", type=click.IntRange(0), default=0, help="Hosts that you have.  [default: as many as it takes]")
+@click.option(
+    "--gpus-per-host", type=click.IntRange(1, 64), help="[default: 8, with `here` or `cluster` what there is]"
+)
+@click.option(
+    "--hosts",
+    type=click.IntRange(0),
+    default=0,
+    help="Hosts that you have.  [default: as many as it takes, with `cluster` those there are]",
+)
 @click.option("--nvlink/--pcie", default=None, help="What joins the GPUs of a host.  [default: what the GPU has]")
 @click.option("--network", type=click.FloatRange(0.01), default=25.0, show_default=True, help="Between hosts, Gbit/s.")
 @click.option(
@@ -55,7 +65,7 @@ _HERE = "here"
     help="vLLM's --gpu-memory-utilization.",
 )
 @click.option("--tensor", type=click.IntRange(0, 64), default=0, help="Force a degree of tensor parallelism.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@node_options
 def plan(
     *,
     model: Path | None,
@@ -72,6 +82,8 @@ def plan(
     network: float,
     utilization: float,
     tensor: int,
+    node: str | None,
+    state_dir: Path | None,
     as_json: bool,
     **lengths: Any,
 ) -> None:
@@ -83,6 +95,7 @@ def plan(
 
     Exit status: 0 a plan was found, 1 it does not fit, 2 wrong usage.
     """
+    from node.cli.plan_gpus import gpus_of
     from node.sizing.advice import Stage, advise
     from node.sizing.config_json import read_model
     from node.sizing.engine import Load
@@ -93,12 +106,12 @@ def plan(
         raise click.UsageError("give either --model PATH or --parameters BILLIONS")
     try:
         shape = read_model(model, precision) if model else shape_of(parameters or 0.0, precision or "bf16")
-        kind, found, joined = _gpus(gpu)
+        found = gpus_of(gpu, node, state_dir)
         hardware = Hardware(
-            gpu=kind,
-            per_host=gpus_per_host or found or 8,
-            hosts=hosts,
-            nvlink=joined if nvlink is None else nvlink,
+            gpu=found.kind,
+            per_host=gpus_per_host or found.per_host or 8,
+            hosts=hosts or found.hosts,
+            nvlink=found.nvlink if nvlink is None else nvlink,
             network_gbit=network,
             utilization=utilization,
         )
@@ -119,21 +132,3 @@ def plan(
     else:
         click.echo(plan_view.as_text(advice, model))
     sys.exit(1 if advice.stage is Stage.NONE else 0)
-
-
-def _gpus(name: str) -> tuple[Any, int, bool]:
-    """The kind, how many of them this host has (0 = not asked), and whether NVLink joins them."""
-    from node.sizing.hardware import kind_named, kind_of_smi
-    from node.sizing.shape import SizingError
-
-    if name != _HERE:
-        kind = kind_named(name)
-        return kind, 0, kind.nvlink > 0
-    from node.doctor.gather import find_gpus
-
-    gpus, links, why = find_gpus()
-    if not gpus:
-        raise SizingError(f"--gpu here: this host shows no NVIDIA GPU{f' ({why})' if why else ''}; name a kind instead")
-    smallest = min(gpus, key=lambda one: one.memory_mib)
-    joined = bool(links) and all(link.startswith("NV") for link in links.values())
-    return kind_of_smi(smallest.name, smallest.memory_mib), len(gpus), joined

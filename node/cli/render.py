@@ -9,9 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 #: Least width of a column on a narrow terminal, characters.
-_LEAST = {"model": 5}
+_LEAST = {"model": 5, "reason": 5, "why": 5}
 #: Columns of a candidate's cost, in milliseconds but for the last two; a column of nothings is left out.
 _COSTS = {
     "node": "node",
@@ -51,7 +52,7 @@ def show_state(answer: Mapping[str, Any], console: Console | None = None) -> Non
         table.add_row(
             _name(member, answer),
             _state(member, answer),
-            escape(", ".join(str(model) for model in member.get("models") or []) or "-"),
+            shortened(", ".join(str(model) for model in member.get("models") or [])),
             _number(load.get("running")),
             _number(load.get("waiting")),
             _percent(load.get("kv_use")),
@@ -104,8 +105,8 @@ def show_recent(answer: Mapping[str, Any], console: Console | None = None) -> No
     for item in answer.get("decisions") or []:
         table.add_row(
             escape(str(item.get("target") or "-")),
-            escape(str(item.get("reason") or "-")),
-            escape(str(item.get("model") or "-")),
+            shortened(item.get("reason")),
+            shortened(item.get("model")),
             _unit(item.get("ago_s"), "s"),
             _number(item.get("status")),
             _unit(item.get("predicted_ms"), "ms"),
@@ -144,11 +145,16 @@ def plain_table(title: str, columns: Sequence[str], right: int) -> Table:
     )
     for index, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if index >= right else "left"
-        # On a narrow terminal only names of models are shortened: a number that is cut would be a wrong number.
+        # On a narrow terminal only models and reasons are shortened: a number that is cut would be a wrong number.
         table.add_column(
-            column, justify=justify, no_wrap=column != "model", overflow="ellipsis", min_width=_LEAST.get(column)
+            column, justify=justify, no_wrap=column not in _LEAST, overflow="ellipsis", min_width=_LEAST.get(column)
         )
     return table
+
+
+def shortened(value: object) -> Text:
+    """A cell of such a column: one line, whatever its width."""
+    return Text(str(value or "-"), no_wrap=True, overflow="ellipsis")
 
 
 def _name(member: Mapping[str, Any], answer: Mapping[str, Any]) -> str:

@@ -34,6 +34,11 @@ class StartCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENTS FOR VLLM]"]
 
 
+def _note_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Of this command, and no setting of the node."""
+    ctx.meta["grapevine.json"] = value
+
+
 @click.command(
     cls=StartCommand,
     context_settings={"auto_envvar_prefix": PREFIX, "max_content_width": 110, "help_option_names": ["-h", "--help"]},
@@ -42,6 +47,15 @@ class StartCommand(click.Command):
     "environment, that wins over the file.",
 )
 @settings_options
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_note_json,
+    help="Say what is up, and how others join, as one JSON object a line.",
+)
 @click.pass_context
 def start(ctx: click.Context, /, **values: Any) -> None:
     """Run a node on this host until it is stopped (Ctrl-C or SIGTERM).
@@ -56,7 +70,7 @@ def start(ctx: click.Context, /, **values: Any) -> None:
         settings = make_settings(**values)
         from node.app import run
 
-        status = run(settings)
+        status = run(settings, as_json=ctx.meta["grapevine.json"])
     except LocalError as error:
         raise click.UsageError(str(error), ctx) from error
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ def _show_once(view: ClusterView, message: dict[str, Any], as_json: bool) -> Non
     from node.cli.top_screen import screen
 
     console = Console()
-    console.print(screen(view, height=max(console.height, len(view.nodes) + 60)))
+    console.print(screen(view, max(console.height, len(view.nodes) + 60), console.width))
 
 
 def _messages(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,4 +98,4 @@ def _watch(
                 view.take(kind, message)
             if lost or time.monotonic() - shown >= interval:
                 shown = time.monotonic()
-                live.update(screen(view, console.height, lost), refresh=True)
+                live.update(screen(view, console.height, console.width, lost), refresh=True)

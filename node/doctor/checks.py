@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.doctor import cluster, host
+from node.doctor import cluster, encryption, host
 from node.doctor.facts import Facts
 from node.doctor.finding import Finding, Grade
 
@@ -18,6 +18,10 @@ CHECKS = (
     cluster.check_mtu,
     cluster.check_clocks,
     cluster.check_keys,
+    encryption.check_certificate,
+    encryption.check_peer_certificates,
+    encryption.check_peer_tls,
+    encryption.check_kv_tls,
     cluster.check_models,
     cluster.check_mdns,
 )

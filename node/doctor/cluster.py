@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from node.doctor.facts import Facts
+from node.doctor.facts import Facts, members_of
 from node.doctor.finding import Finding, fine, note, problem, warning
 
 #: Gossip sends datagrams of up to this size; IP and UDP headers come on top, bytes.
@@ -14,6 +14,8 @@ DATAGRAM = 1400
 HEADERS = 48
 #: Seconds of clock offset from which logs of several hosts no longer tell what came first.
 CLOCK_S = 5.0
+#: Addresses shown of those that were dialled in vain.
+SHOWN_DIALS = 5
 #: Counters of refused packets: counter -> (what it means, what to do).
 _SEALS = {
     "unknown_key": (
@@ -61,7 +63,7 @@ def check_members(facts: Facts) -> Iterator[Finding]:
         for what, why in peer.failed.items():
             mend = "open the port between the hosts (TCP; gossip also UDP), and check --advertise there"
             yield problem("reach", f"{peer.name} does not take connections for {what}: {why}", mend)
-    for member in _members(facts):
+    for member in members_of(facts.state):
         if member.get("state") == "alive" and member.get("rtt_ms") is None and member.get("name") != _self(facts):
             text = f"{member.get('name')} never answered a probe over UDP"
             yield warning("reach", text, "open the gossip port for UDP, in both directions")
@@ -69,10 +71,12 @@ def check_members(facts: Facts) -> Iterator[Finding]:
     if alive and len(alive) == len(facts.peers):
         more = f", {facts.unlooked} more were not looked at" if facts.unlooked else ""
         yield fine("members", f"{len(alive)} peers are alive and reachable from here{more}")
+    elif facts.state is not None and not facts.peers and (dials := _gossip(facts).get("failed_dials")):
+        told = "; ".join(f"{address} {why}" for address, why in list(dials.items())[:SHOWN_DIALS])
+        mend = "look at the address, at its gossip port (UDP and TCP), and at key and label there"
+        yield problem("members", f"this node has found nobody: {told}", mend)
     elif facts.state is not None and not facts.peers:
-        yield note(
-            "members", "this node is alone", "join another: `grapevine join HOST:GOSSIP_PORT`, or --join at start"
-        )
+        yield note("members", "this node is alone", "join another: `grapevine join HOST:18100`, or --join at start")
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:
@@ -117,7 +121,7 @@ def check_keys(facts: Facts) -> Iterator[Finding]:
 def check_models(facts: Facts) -> Iterator[Finding]:
     """Who serves one model by name serves the same thing, so that KV blocks can move."""
     kinds: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for member in _members(facts):
+    for member in members_of(facts.state):
         for model, print_ in (member.get("fingerprints") or {}).items():
             kinds[model][print_].append(str(member.get("name")))
     for model, prints in sorted(kinds.items()):
@@ -138,7 +142,7 @@ def check_models(facts: Facts) -> Iterator[Finding]:
 def check_same_version(facts: Facts) -> Iterator[Finding]:
     """All nodes run one version, or are on their way to it."""
     versions: dict[str, list[str]] = defaultdict(list)
-    for member in _members(facts):
+    for member in members_of(facts.state):
         if member.get("version") and member.get("state") in ("alive", "suspect"):
             versions[str(member["version"])].append(str(member.get("name")))
     if len(versions) > 1:
@@ -152,7 +156,7 @@ def check_mdns(facts: Facts) -> Iterator[Finding]:
         if facts.mdns_error:
             yield note("mDNS", f"multicast DNS cannot be used here: {facts.mdns_error}", "use --join")
         return
-    expected = {str(member.get("name")) for member in _members(facts) if member.get("state") == "alive"}
+    expected = {str(member.get("name")) for member in members_of(facts.state) if member.get("state") == "alive"}
     missing = sorted(expected - facts.mdns)
     if expected and len(missing) == len(expected):
         yield note(
@@ -162,14 +166,13 @@ def check_mdns(facts: Facts) -> Iterator[Finding]:
         yield fine("mDNS", f"multicast DNS shows {len(facts.mdns)} nodes")
 
 
-def _members(facts: Facts) -> list[Mapping[str, Any]]:
-    return list((facts.state or {}).get("members") or [])
-
-
 def _self(facts: Facts) -> object:
     return (facts.state or {}).get("self")
 
 
+def _gossip(facts: Facts) -> Mapping[str, Any]:
+    return (facts.state or {}).get("gossip") or {}
+
+
 def _counters(facts: Facts) -> Mapping[str, Any]:
-    gossip = (facts.state or {}).get("gossip") or {}
-    return gossip.get("counters") or {}
+    return _gossip(facts).get("counters") or {}

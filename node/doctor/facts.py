@@ -6,6 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.doctor.certificate import Certificate, Files
+
+State = Mapping[str, Any]
+
+
+def members_of(state: State | None) -> list[Mapping[str, Any]]:
+    """The members that a node's answer to /gossip/state names."""
+    return list((state or {}).get("members") or [])
+
+
+def own_of(state: State | None) -> Mapping[str, Any]:
+    """What the node tells there of itself."""
+    name = (state or {}).get("self")
+    return next((member for member in members_of(state) if member.get("name") == name), {})
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -39,6 +54,9 @@ class Peer:
     clock_offset_s: float | None = None
     #: Largest packet on the way there as the kernel knows it, bytes.
     path_mtu: int | None = None
+    #: Where clients reach its HTTP port, and the certificate that they see there.
+    host: str = ""
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +64,7 @@ class Facts:
     """Everything that was found out."""
 
     #: The node's own answer to /gossip/state; None without a running node.
-    state: Mapping[str, Any] | None = None
+    state: State | None = None
     ports: tuple[Port, ...] = ()
     peers: tuple[Peer, ...] = ()
     #: Members that were not looked at: there are too many.
@@ -69,3 +87,9 @@ class Facts:
     mdns_error: str = ""
     #: Open files that this user may have.
     max_files: int | None = None
+    #: Seconds since 1970.
+    now: float = 0.0
+    #: The files of the node's certificate; None where it has none, or they are on another host.
+    tls_files: Files | None = None
+    #: The certificate that the node shows to clients.
+    shown: Certificate | None = None

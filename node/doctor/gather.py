@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
 import errno
-import http.client
 import os
 import platform
 import resource
-import shutil
 import socket
-import ssl
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from node import __version__, addresses, dirs
-from node.doctor import nvidia
-from node.doctor.facts import Facts, Gpu, Peer, Port
+from node.doctor.certificate import read_files
+from node.doctor.facts import Facts, Port, members_of, own_of
+from node.doctor.gpus import find_gpus
+from node.doctor.reach import ask_clock, look_at
 from node.engine.command import is_cpu_build, vllm_version
 
 #: Peers that are dialled, and how many at a time.
 MAX_PEERS = 64
 AT_ONCE = 16
-DIAL_S = 3.0
-#: Seconds that multicast DNS gets to answer, and the longest that nvidia-smi may take.
+#: Seconds that multicast DNS gets to answer.
 MDNS_S = 2.0
-SMI_S = 15.0
-#: Linux' numbers: ask a connected datagram socket for the size of packets on its way.
-_IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_MTU = 10, 2, 14
 
 
-def gather(state: Mapping[str, Any] | None, http_port: int, *, mdns: bool = True) -> Facts:
+def gather(
+    state: Mapping[str, Any] | None, http_port: int, *, tls_files: tuple[str, str] = ("", ""), mdns: bool = True
+) -> Facts:
     """Look at this host, and from here at the members that ``state`` (of /gossip/state) names.
 
-    Without a state, ``http_port`` is the port that a node would be started with.
+    Without a state, ``http_port`` is the port that a node would be started with. ``tls_files``: certificate and key of
+    the HTTP port, where they are on this host.
     """
-    members = [m for m in (state or {}).get("members", []) if m.get("name") != (state or {}).get("self")]
+    own = own_of(state)
+    members = [member for member in members_of(state) if member is not own]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = pool.submit(_mdns) if mdns else None
-        peers = tuple(pool.map(_peer, members[:MAX_PEERS]))
+        peers = tuple(pool.map(look_at, members[:MAX_PEERS]))
         names, mdns_error = found.result() if found else (None, "")
     gpus, links, gpu_error = find_gpus()
     shm = _statvfs(str(dirs.SHARED_MEMORY))
@@ -63,12 +59,15 @@ def gather(state: Mapping[str, Any] | None, http_port: int, *, mdns: bool = True
         mdns=names,
         mdns_error=mdns_error,
         max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        now=time.time(),
+        tls_files=read_files(*tls_files) if tls_files[0] else None,
+        shown=ask_clock(url)[1] if (url := str(own.get("url") or "")) else None,
     )
 
 
 def _ports(state: Mapping[str, Any] | None, http_port: int) -> Iterable[Port]:
     if state is not None:
-        me: Mapping[str, Any] = next((m for m in state.get("members", []) if m.get("name") == state.get("self")), {})
+        me = own_of(state)
         for what, key in (("HTTP", "http"), ("gossip", "address"), ("KV blocks", "kv")):
             if me.get(key):
                 yield Port(what, addresses.split_address(str(me[key]))[1], "ours")
@@ -91,85 +90,12 @@ def _port_state(number: int, kind: socket.SocketKind) -> str:
     return "free"
 
 
-def _peer(member: Mapping[str, Any]) -> Peer:
-    """One member, dialled on each of its ports."""
-    name, state = str(member.get("name")), str(member.get("state"))
-    peer = Peer(name, state, str(member.get("version") or ""))
-    if state != "alive":
-        return peer
-    failed: dict[str, str] = {}
-    for what, key in (("HTTP", "http"), ("gossip", "address"), ("KV blocks", "kv")):
-        if member.get(key) and (why := _dial(str(member[key]))):
-            failed[what] = f"{why} at {member[key]}"
-    offset = _clock_offset(str(member["url"])) if member.get("url") and "HTTP" not in failed else None
-    return Peer(name, state, peer.version, failed, offset, _path_mtu(str(member.get("address"))))
-
-
-def _dial(address: str) -> str:
-    """Why a TCP port cannot be reached; empty when it can."""
-    try:
-        socket.create_connection(addresses.split_address(address), DIAL_S).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _clock_offset(url: str) -> float | None:
-    """A peer's clock less ours by the date of an answer, in the middle of its second and of the way there and back.
-
-    Nothing secret is asked, so a certificate that is not known here is no reason not to.
-    """
-    scheme, _, address = url.partition("://")
-    host, port = addresses.split_address(address)
-    connection = http.client.HTTPConnection(host, port, timeout=DIAL_S)
-    if scheme == "https":
-        connection = http.client.HTTPSConnection(host, port, timeout=DIAL_S, context=ssl._create_unverified_context())
-    try:
-        began = time.time()
-        connection.request("GET", "/healthz")
-        date = connection.getresponse().getheader("Date") or ""
-        ours = (began + time.time()) / 2
-        return email.utils.parsedate_to_datetime(date).timestamp() + 0.5 - ours
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-
-
-def _path_mtu(address: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        probe.connect(addresses.split_address(address))
-        return probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
-    return None
-
-
 def _statvfs(path: str) -> tuple[int, int] | None:
     try:
         found = os.statvfs(path)
     except OSError:
         return None
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
-def find_gpus() -> tuple[tuple[Gpu, ...], Mapping[tuple[int, int], str], str]:
-    """The GPUs of this host, their links, and why nvidia-smi told nothing (empty where there is none)."""
-    if shutil.which("nvidia-smi") is None:
-        return (), {}, ""
-    query = "--query-gpu=index,name,memory.total,driver_version"
-    try:
-        listed = _run("nvidia-smi", query, "--format=csv,noheader,nounits")
-        gpus = nvidia.parse_gpus(listed)
-        topology = _run("nvidia-smi", "topo", "-m") if len(gpus) > 1 else ""
-    except subprocess.CalledProcessError as error:
-        return (), {}, (error.stdout or error.stderr or str(error)).strip().splitlines()[0][:200]
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return (), {}, str(error)[:200]
-    return gpus, nvidia.parse_topology(topology), ""
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True).stdout
 
 
 def _mdns() -> tuple[frozenset[str] | None, str]:

@@ -70,6 +70,7 @@ class StateRoutes:
             "http": peer.http,
             "url": peer.url,
             "kv": peer.kv,
+            "kv_encrypted": peer.kv_encrypted,
             "version": peer.version,
             "state_age_s": round(view.state_age_s, 3),
             "rtt_ms": None if view.rtt_s is None else round(view.rtt_s * 1000.0, 3),

@@ -43,14 +43,14 @@ class ServerTls:
         """
         self.reload()
         self.rekey()
-        front = _server_context(*self.files)
+        front = server_context(*self.files)
         front.sni_callback = self._choose
         self._trust.subscribe(self.rekey)
         return front
 
     def reload(self) -> None:
         """Read the files again. :raises SettingsError: they cannot be used; what was read before still is."""
-        context = _server_context(*self.files)
+        context = server_context(*self.files)
         not_after = _not_after(self.files[0])
         self._for_clients, self.not_after = context, not_after
 
@@ -64,7 +64,8 @@ class ServerTls:
         connection.context = peers or self._for_clients
 
 
-def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """What a node serves clients with. :raises SettingsError: the files cannot be used."""
     if _ENCRYPTED in _read(key, "--tls-key"):
         raise SettingsError(f"--tls-key {key} is encrypted: a node starts alone, give it a key without a passphrase")
     _read(certificate, "--tls-cert")

@@ -63,7 +63,7 @@ async def test_a_name_that_is_not_found_is_asked_for_again_and_keeps_what_it_had
     server = Names()
     server.names.add("late", 1)
     await until(lambda: len(server.asked) >= 3)
-    assert server.failures["late", 1] == "Name or service not known"
+    assert server.failures["late", 1] == "cannot be looked up: Name or service not known"
     server.answers["late"] = ["10.0.0.7"]
     await until(lambda: server.dialled == {("10.0.0.7", 1)})
     assert server.failures["late", 1] == ""
@@ -85,7 +85,7 @@ async def test_a_lookup_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, 
     names = SeedNames(OWN, lambda added, removed: None, lambda address, why: failures.append(why), hang)
     names.add("slow", 1)
     await until(lambda: len(failures) >= 2)
-    assert set(failures) == {"no answer"}
+    assert set(failures) == {"cannot be looked up: the name service does not answer"}
     await names.close()
 
 

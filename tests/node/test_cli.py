@@ -17,7 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from node import runfiles
+from node import dirs, runfiles
 from node.cli import main
 from node.cli.main import COMMANDS, EXIT_CODES
 from node.errors import PortTakenError, SettingsError
@@ -192,6 +192,20 @@ def test_recent_decisions_are_a_table_with_what_came_of_them(
     assert run("explain", "--recent", "hello", "--node", url).exit_code == 2
 
 
+def test_no_number_of_a_recent_decision_is_cut_on_a_narrow_terminal(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    long = {
+        "target": "host-a-8100", "reason": "pull from host-b-8100", "model": "meta-llama/Llama-3.3-70B-Instruct",
+        "ago_s": 12, "status": 200, "predicted_ms": 1234, "ran_ms": 1330, "stream": True,
+        "cached_tokens": 15360, "predicted_cached_tokens": 15376,
+    }  # fmt: skip
+    answers["/route/recent?limit=20"] = (200, {"decisions": [long]})
+    output = run("explain", "--recent", "--node", url, env={"COLUMNS": "80"}).output
+    for word in ("host-a-8100", "12 s", "200", "1234 ms", "1330 ms", "15360/15376"):
+        assert word in output, output
+
+
 def test_a_prompt_is_explained_for_the_first_model(
     run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]
 ) -> None:
@@ -246,7 +260,7 @@ def test_a_name_runs_once_on_a_host(told: Settings, tmp_path: Path) -> None:
 def test_a_run_file_of_a_killed_node_is_not_believed(told: Settings) -> None:
     code = f"""
 import os, signal
-from node import runfiles
+from node import dirs, runfiles
 from node.settings import make_settings
 runfiles.claim(make_settings(name="a", state_dir={str(told.state_dir)!r}, run_dir={str(told.run_dir)!r}), "http://x")
 os.kill(os.getpid(), signal.SIGKILL)
@@ -257,6 +271,23 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert runfiles.running_nodes(told.state_dir) == []
     with runfiles.claim(told, "http://y"):
         assert [node.url for node in runfiles.running_nodes(told.state_dir)] == ["http://y"]
+
+
+def test_the_node_of_the_systems_service_is_found_by_other_users_while_it_runs(
+    told: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dirs, "SERVICE_STATE_DIR", told.state_dir)
+    monkeypatch.setattr(dirs, "default_state_dir", lambda: tmp_path / "mine")
+    with runfiles.claim(told, "http://x"):
+        assert [node.url for node in runfiles.running_nodes()] == ["http://x"]
+        assert runfiles.running_nodes(tmp_path / "other") == []
+        mine = make_settings(name="b", state_dir=tmp_path / "mine", run_dir=told.run_dir)
+        with runfiles.claim(mine, "http://y"):
+            assert [node.url for node in runfiles.running_nodes()] == ["http://y"]
+        (record,) = (told.state_dir / "running").glob("*.json")
+        gone = {**json.loads(record.read_text()), "pid": 2**22 + 1}
+        record.write_text(json.dumps(gone))
+        assert runfiles.running_nodes() == []
 
 
 def test_a_broken_run_file_harms_nobody(told: Settings) -> None:
@@ -274,9 +305,10 @@ class FakeApp:
     def __init__(self, outcome: int | BaseException) -> None:
         self.outcome = outcome
         self.settings: Settings | None = None
+        self.as_json = False
 
-    def run(self, settings: Settings) -> int:
-        self.settings = settings
+    def run(self, settings: Settings, *, as_json: bool = False) -> int:
+        self.settings, self.as_json = settings, as_json
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
@@ -419,9 +451,27 @@ def commands() -> dict[str, click.Command]:
     return found
 
 
-def test_every_command_that_ends_can_print_json() -> None:
+def test_every_command_can_print_json() -> None:
     lacking = [name for name, one in commands().items() if "--json" not in {o for p in one.params for o in p.opts}]
-    assert lacking == ["start", "emulate"]
+    assert lacking == []
+
+
+#: Commands that ask no node: the file of clients, a script, the versions of this host.
+OF_NO_NODE = {"start", "clients add", "clients list", "clients remove", "emulate", "completion", "version"}
+
+
+def test_every_command_that_asks_a_node_finds_it_or_takes_its_url() -> None:
+    flags = {name: {o for p in one.params for o in p.opts} for name, one in commands().items()}
+    assert {name for name, has in flags.items() if not {"--node", "--state-dir"} <= has} == OF_NO_NODE
+
+
+def test_start_says_it_in_json_where_that_is_wanted(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = FakeApp(0)
+    monkeypatch.setitem(sys.modules, "node.app", app)  # type: ignore[arg-type]
+    assert run("start", "--json").exit_code == 0 and app.as_json
+    assert run("start", env={"GRAPEVINE_AS_JSON": "1"}).exit_code == 0 and not app.as_json
 
 
 def test_every_command_and_exit_status_is_documented() -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner, Result
 
+from node.cli import drain as command
 from node.cli import main
 from node.cli.pauses import Pauses, measured
 from tests.node.fakes import engine as fake
@@ -43,6 +44,24 @@ async def test_a_drained_node_takes_nothing_new_until_it_joins(nodes: Cluster) -
     joined = await grapevine(nodes, "join", "b")
     assert (joined.exit_code, joined.output) == (0, "b takes work\n")
     await a.until(lambda: a.sees(["a", "b"]))
+
+
+async def test_a_node_that_runs_joins_another_by_its_address(nodes: Cluster) -> None:
+    async with cluster() as others:
+        lonely = await others.add("lonely", admin_token=TOKEN)
+        done = await grapevine(others, "join", "{}:{}".format(*nodes[0].node.gossip.address), "--json")
+        assert done.exit_code == 0, done.output
+        assert set(json.loads(done.stdout)["others"]) & {"a", "b"}
+        await lonely.until(lambda: lonely.sees(["a", "b", "lonely"]))
+
+
+async def test_an_address_where_nobody_is_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PATIENCE_S", 1.0)
+    async with cluster() as others:
+        await others.add("lonely", admin_token=TOKEN)
+        done = await grapevine(others, "join", "127.0.0.1:1")
+        assert done.exit_code == 1 and "127.0.0.1:1 refuses the connection" in done.output
+        assert (await grapevine(others, "join", "127.0.0.1:x")).exit_code == 2
 
 
 async def test_what_cannot_move_is_waited_for_and_then_told(nodes: Cluster) -> None:

@@ -102,6 +102,12 @@ CASES: list[tuple[Check, dict[str, Any], Grade, str]] = [
     (of_cluster.check_members, {"state": members({}, {"rtt_ms": None})}, Grade.WARNING, "UDP"),
     (of_cluster.check_members, {"peers": ()}, Grade.NOTE, "alone"),
     (
+        of_cluster.check_members,
+        {"peers": (), "state": told(gossip={"failed_dials": {"10.0.0.1:18100": "closes without an answer"}})},
+        Grade.PROBLEM,
+        "found nobody: 10.0.0.1:18100 closes without an answer",
+    ),
+    (
         of_cluster.check_clocks,
         {"peers": (Peer("b", "alive", "1", clock_offset_s=-30.0),)},
         Grade.WARNING,

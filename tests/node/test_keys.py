@@ -12,6 +12,7 @@ from gossip import ClusterKey
 from node.errors import LocalError, SettingsError
 from node.keys import USE_PEER_CALLS, NodeKeys
 from node.settings import make_settings
+from tests.node.fakes.cluster import cluster
 
 
 async def loaded(tmp_path: Path, text: str = "first secret") -> NodeKeys:
@@ -28,6 +29,14 @@ def key_id(text: str) -> str:
 
 def file_of(tmp_path: Path) -> Path:
     return tmp_path / "nodes" / "a" / "keyring"
+
+
+async def test_what_a_node_keeps_is_for_its_user_alone_whoever_made_the_directory() -> None:
+    async with cluster() as nodes:
+        kept = nodes.settings("a").node_dir
+        kept.mkdir(parents=True, mode=0o755)
+        await nodes.add("a", cluster_key="a long enough key")
+        assert kept.stat().st_mode & 0o777 == 0o700
 
 
 async def test_without_a_key_the_ring_is_empty_and_takes_none(tmp_path: Path) -> None:

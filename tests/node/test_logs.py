@@ -41,9 +41,10 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def kept() -> Iterator[None]:
     """The logging of the tests comes back."""
-    root, ours = logging.getLogger(), logging.getLogger("grapevine")
+    root, ours, zeroconf = (logging.getLogger(name) for name in ("", "grapevine", "zeroconf"))
     before = (root.handlers[:], root.level, ours.level)
     yield
+    zeroconf.setLevel(logging.NOTSET)
     root.handlers[:], _, _ = before
     root.setLevel(before[1])
     ours.setLevel(before[2])
@@ -69,6 +70,15 @@ def test_people_get_lines_and_machines_get_json(
             "warning",
             "grapevine.kv",
         )
+
+
+def test_an_interface_without_multicast_is_told_to_who_debugs_only(monkeypatch: pytest.MonkeyPatch, kept: None) -> None:
+    for level, told in (("info", False), ("debug", True)):
+        err = Terminal(tty=True)
+        monkeypatch.setattr("sys.stderr", err)
+        set_up(make_settings(log_level=level))
+        logging.getLogger("zeroconf").warning("Address not available when binding")
+        assert ("Address not available" in err.getvalue()) is told
 
 
 def test_foreign_text_breaks_no_line_and_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import shlex
@@ -13,9 +14,13 @@ from click.testing import CliRunner
 
 from node.cli import main
 from node.cli.options import split_arguments
+from node.cli.plan_gpus import together
 from node.cli.start import start
-from node.doctor import gather
+from node.doctor import gpus
 from node.doctor.facts import Gpu
+from node.sizing.shape import SizingError
+from tests.node.fakes.client import PATIENCE_S
+from tests.node.fakes.cluster import cluster
 from tests.node.sizing.published import LLAMA_70B
 
 ASKED = ("--requests", "20", "--prompt", "6000", "--output", "300", "--network", "100")
@@ -96,8 +101,30 @@ def test_a_question_that_makes_no_sense_is_exit_status_2(args: tuple[str, ...], 
 
 def test_the_gpus_of_this_host_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     four = tuple(Gpu(index, "NVIDIA L40S", 46068, "570") for index in range(4))
-    monkeypatch.setattr(gather, "find_gpus", lambda: (four, {(0, 1): "PHB"}, ""))
+    monkeypatch.setattr(gpus, "find_gpus", lambda: (four, {(0, 1): "PHB"}, ""))
     assert "hosts with 4 x L40S, PCIe inside" in run("--parameters", "8", "--gpu", "here", *ASKED).output
-    monkeypatch.setattr(gather, "find_gpus", lambda: ((), {}, "Driver mismatch"))
+    monkeypatch.setattr(gpus, "find_gpus", lambda: ((), {}, "Driver mismatch"))
     result = run("--parameters", "8", "--gpu", "here", *ASKED)
     assert result.exit_code == 2 and "Driver mismatch" in result.output
+
+
+async def test_the_gpus_of_a_running_cluster_are_read_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    four = tuple(Gpu(index, "NVIDIA H100 80GB HBM3", 81559, "570") for index in range(4))
+    monkeypatch.setattr("node.host.find_gpus", lambda: (four, {(0, 1): "NV18"}, ""))
+    asked = ("--parameters", "8", "--gpu", "cluster", *ASKED)
+    async with cluster(2) as nodes:
+        for member in nodes.members:
+            await asyncio.to_thread(member.node.host.looking.join, PATIENCE_S)
+        output = (await asyncio.to_thread(run, *asked, "--node", nodes[0].url)).output
+        assert "hosts with 4 x H100, NVLink inside" in output, output
+
+
+def test_hosts_that_differ_are_reckoned_with_what_all_have(capsys: pytest.CaptureFixture[str]) -> None:
+    h100, h200 = {"name": "NVIDIA H100", "memory_mib": 81559}, {"name": "NVIDIA H200", "memory_mib": 143771}
+    found = together([
+        {"gpus": [h100] * 8, "nvlink": True}, {"gpus": [h200] * 4, "nvlink": False}, {"gpus": []}, {"gpus": None}, {},
+    ])  # fmt: skip
+    assert (found.kind.name, found.per_host, found.hosts, found.nvlink) == ("H100", 4, 2, False)
+    assert "the hosts differ" in capsys.readouterr().err
+    with pytest.raises(SizingError, match="no node tells of a GPU"):
+        together([{"gpus": []}])

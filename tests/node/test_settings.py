@@ -344,6 +344,17 @@ def test_a_directory_for_sockets_is_for_this_user_alone(tmp_path: Path) -> None:
         dirs.private_dir(tmp_path / "file")
 
 
+def test_a_directory_that_stays_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_modes(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    path = tmp_path / "open"
+    path.mkdir(mode=0o755)
+    monkeypatch.setattr(Path, "chmod", without_modes)
+    with pytest.raises(SettingsError, match=r"closed to other users: Operation not permitted; .* --state-dir"):
+        dirs.private_dir(path, "--state-dir")
+
+
 def test_the_version_is_that_of_the_package() -> None:
     project = tomllib.loads((Path(node.__file__).parents[1] / "pyproject.toml").read_text())
     assert node.__version__ == project["project"]["version"]

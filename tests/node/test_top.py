@@ -27,10 +27,10 @@ async def run(*args: str) -> Any:
     return await asyncio.to_thread(CliRunner().invoke, main, list(args), env={"COLUMNS": "150"})
 
 
-def drawn(view: ClusterView, height: int = 40, lost: str = "") -> list[str]:
-    console = Console(width=150, height=height, force_terminal=False)
+def drawn(view: ClusterView, height: int = 40, lost: str = "", width: int = 150) -> list[str]:
+    console = Console(width=width, height=height, force_terminal=False)
     with console.capture() as captured:
-        console.print(screen(view, height, lost))
+        console.print(screen(view, height, width, lost))
     return captured.get().splitlines()
 
 
@@ -70,6 +70,22 @@ def test_the_screen_fits_and_shows_the_busiest(height: int) -> None:
     assert len(lines) <= max(height, 26)
     assert "99 of 100 nodes" in lines[0] and any("less busy ones" in line for line in lines)
     assert len(view.requests) <= 50 and len(view._steps) <= 31
+
+
+@pytest.mark.parametrize("width", [80, 109, 110, 150])
+def test_no_number_and_no_name_is_cut_however_narrow_the_terminal(width: int) -> None:
+    stage = Stage(["host-a-8100", "host-b-8100", "host-c-8100"])
+    stage.age(60)
+    lines = drawn(looked_at(stage), width=width)
+    assert all(len(line) <= width for line in lines)
+    status = next(line.rstrip().rindex("status") for line in lines if line.startswith("ran on"))
+    assert all(
+        line[status + 3 : status + 6] == "200" for line in lines if line.startswith("host-") and " ms    200" in line
+    )
+    assert [line for line in lines if line.rstrip().endswith("…")] == []
+    (head,) = [line.split() for line in lines if line.startswith("node ")]
+    assert {"model", "run", "wait", "KV", "TTFT", "RTT", "age"} <= set(head)
+    assert ("prefixes" in head) is (width >= 110)
 
 
 def test_rates_come_from_the_last_half_minute_and_flows_from_the_last_tick() -> None:

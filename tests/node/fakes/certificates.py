@@ -37,16 +37,23 @@ class Authority:
         self.file.write_bytes(self._root.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
     def issue(
-        self, to: str = "node", *, name: str = "localhost", days: float = 1, passphrase: bytes = b""
+        self,
+        to: str = "node",
+        *,
+        name: str = "localhost",
+        address: str = "127.0.0.1",
+        days: float = 1,
+        passphrase: bytes = b"",
     ) -> tuple[Path, Path]:
-        """Write a certificate and its key as files named for ``to``."""
+        """Write a certificate and its key, for the owner alone, as files named for ``to``."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        names = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address(address))])
         ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
         built = self._build(_name(name), key.public_key(), ends).add_extension(names, critical=False)
         certificate, secret = self.folder / f"{to}.pem", self.folder / f"{to}.key"
         certificate.write_bytes(built.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
         sealing: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+        secret.touch(0o600)
         secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, sealing))
         return certificate, secret
 

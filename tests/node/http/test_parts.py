@@ -39,6 +39,7 @@ from node.relay.forward import read_load, write_load
 from node.relay.headers import HOP_BY_HOP, for_downstream, for_upstream, valid_request_id
 from node.room import WaitingRoom
 from node.view import NodeState
+from node.wire import pack
 
 # --- headers
 
@@ -195,6 +196,10 @@ def test_a_meta_with_a_strange_address_is_refused(address: str) -> None:
 @pytest.mark.parametrize("address", ["10.0.0.1:8100", "[::1]:8100", "host-a.example:1"])
 def test_a_meta_with_a_usual_address_is_taken(address: str) -> None:
     assert decode_meta(NodeMeta(address, address).encode()) == NodeMeta(address, address)
+    for kv_tls in (True, False):
+        assert decode_meta(NodeMeta(address, address, kv_tls=kv_tls).encode()).kv_tls is kv_tls
+    with pytest.raises(RemoteError, match="TLS for KV"):
+        decode_meta(pack({"h": address, "e": "yes"}))
 
 
 @given(st.one_of(st.none(), st.text(max_size=3000)))

@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gossip import ClusterKey, Keyring
+from node.cli import main
 from node.cli.ask import Unreachable, ask, find_node
 from node.errors import SettingsError
 from node.tls import PEER_NAME, ClusterTrust, ServerTls
@@ -66,6 +68,15 @@ async def test_clients_and_peers_speak_tls_on_one_port(authority: Authority, key
             client.writer.write(b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n")
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await client.head()
+
+
+async def test_the_command_line_trusts_the_node_of_its_host_by_the_address_of_peers_too(authority: Authority) -> None:
+    """As `drain NAME` calls it; the authority is known to nobody here."""
+    async with cluster() as nodes:
+        await nodes.add("a", host="0.0.0.0", advertise="127.0.0.2", admin_token="t", **files(authority, "a"))
+        words = ["drain", "a", "--admin-token", "t", "--state-dir", str(nodes.folder / "state"), "--json"]
+        done = await asyncio.to_thread(CliRunner().invoke, main, words)
+        assert done.exit_code == 0 and json.loads(done.stdout)["phase"] == "drained", done.output
 
 
 async def test_a_large_body_passes_between_nodes_under_tls(authority: Authority) -> None:

@@ -19,10 +19,12 @@ pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 LIVE = "document.querySelector('#link.live') && document.querySelector('#nodes tbody tr')"
 #: The target: a change of the cluster shows within this time of when this node knows it.
 SHOWN_S = 3.0
+#: The target for a task of the main thread, CPU time; and how often it is tried: work of others beside it costs more
+#: CPU time too (caches, shared cores), and never less.
 LONGEST_TASK_MS = 100
-OBSERVE = """window.tasks = [];
-    new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration)))
-    .observe({ type: "longtask", buffered: true }); true"""
+TRIES = 4
+#: The map is reached from the top of the page by at most so many presses of Tab.
+TABS = 6
 
 
 def state_of(name: str) -> str:
@@ -93,34 +95,64 @@ async def test_it_comes_back_when_its_node_does(browser: Chromium) -> None:
         assert all("ERR_CONNECTION_REFUSED" in error or "ERR_" in error for error in tab.errors), tab.errors
 
 
-async def test_a_hundred_nodes_join_and_die_within_three_seconds_and_nothing_takes_long(browser: Chromium) -> None:
+async def test_it_survives_the_restart_of_a_real_node(browser: Chromium) -> None:
+    async with browser.tab() as tab:
+        async with cluster() as nodes:
+            first = await nodes.add("a")
+            await tab.open(first.url)
+            await tab.until(LIVE)
+        await tab.until("document.querySelector('#link.lost')")
+        async with cluster() as nodes:
+            await nodes.add("a", port=first.port)
+            await tab.until("document.querySelector('#link.live')")
+            await nodes.add("b")
+            await tab.until(f"{state_of('b')} === 'alive'")
+        assert all("ERR_" in error for error in tab.errors), tab.errors
+
+
+async def hundred(browser: Chromium) -> list[float]:
+    """A page of a hundred nodes from its opening on: one joins, one dies, it is sorted, scrolled, and goes on.
+
+    Returns the tasks of its main thread, longest first, milliseconds of CPU time.
+    """
     stage = Stage([f"gpu-{index:03}" for index in range(100)])
     stage.age(900)
-    async with served(stage) as (url, _), browser.tab() as tab:
+    async with served(stage) as (url, _), browser.tab() as tab, tab.longest_task() as tasks:
         await tab.open(url)
         await tab.until(LIVE)
-        await tab.js(OBSERVE)
-        async with tab.longest_task() as tasks:
-            stage.add("newcomer")
-            assert await tab.until(f"{state_of('newcomer')} === 'alive'") < SHOWN_S
-            stage.states["gpu-042"] = MemberState.DEAD
-            assert await tab.until(f"{state_of('gpu-042')} === 'dead'") < SHOWN_S
-            await tab.js("document.querySelectorAll('#nodes th button')[3].click()")
-            await tab.js("window.scrollTo(0, document.body.scrollHeight)")
-            newest = "Number(document.querySelector('#requests').dataset.newest)"
-            seen = await tab.js(newest)
-            await tab.until(f"{newest} > {seen + 30}")
-        assert tasks, "nothing was observed"
-        print("longest tasks of the main thread, CPU ms:", tasks[:5], f"(aim: {LONGEST_TASK_MS})")
+        stage.add("newcomer")
+        assert await tab.until(f"{state_of('newcomer')} === 'alive'") < SHOWN_S
+        stage.states["gpu-042"] = MemberState.DEAD
+        assert await tab.until(f"{state_of('gpu-042')} === 'dead'") < SHOWN_S
+        await tab.js("document.querySelectorAll('#nodes th button')[3].click()")
+        await tab.js("window.scrollTo(0, document.body.scrollHeight)")
+        newest = "Number(document.querySelector('#requests').dataset.newest)"
+        seen = await tab.js(newest)
+        await tab.until(f"{newest} > {seen + 30}")
         assert await tab.js("document.querySelectorAll('#nodes tbody tr').length") == 101
         assert tab.errors == []
+    return tasks
+
+
+async def test_a_hundred_nodes_join_and_die_within_three_seconds_and_nothing_takes_long(browser: Chromium) -> None:
+    longest = []
+    while not longest or (min(longest) >= LONGEST_TASK_MS and len(longest) < TRIES):
+        tasks = await hundred(browser)
+        assert tasks, "nothing was observed"
+        print("longest tasks of the main thread, CPU ms:", tasks[:5])
+        longest.append(tasks[0])
+    assert min(longest) < LONGEST_TASK_MS
 
 
 async def test_the_map_is_walked_by_keyboard_and_speaks(browser: Chromium) -> None:
     async with served(Stage(["red", "green", "blue"]), interval_s=0.2) as (url, _), browser.tab() as tab:
         await tab.open(url)
         await tab.until(LIVE)
-        await tab.js("document.getElementById('map').focus(); true")
+        reached = []
+        while "map" not in reached and len(reached) < TABS:
+            await tab.press("Tab")
+            reached.append(await tab.js("document.activeElement.id"))
+        assert "map" in reached, reached
         title = "document.querySelector('#detail-title span').textContent"
         assert await tab.js(title) == "red"
         await tab.press("ArrowDown")
