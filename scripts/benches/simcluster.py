@@ -3,7 +3,7 @@
 What is real: `node.decide` with its policies, `LoadMeter`, `Roster`, `PeerPrefixes` and `OwnSends`. What is modelled:
 - Load vectors are taken every `vector_s` and seen `delay_s` later. Entries share a few rosters, each with its own
   phases, instead of having one each: what an entry sent itself stays its own.
-- Prefix digests reach everybody `digest_s` after the engine stored or evicted a block. One trace block of 512 tokens
+- Prefix digests reach everybody `digest_s` after the engine got a prompt, stored or evicted a block. One trace block of 512 tokens
   counts as one chunk; the bounds of the index are divided by four, since a real chunk is about 128 tokens.
 - Pulled blocks come one pull after the other from each source, at `net_bytes_s`.
 """
@@ -130,24 +130,25 @@ class SimCluster:
         for number in range(len(self._rosters)):
             late = self.world.delay_s * (0.5 + self.rng.random())
             self._at(self.now + late, partial(self._see, number, node.name, node.seq, load, self.now))
-        added, gone = node.told
-        if added or gone:
-            node.told = ([], [])
-            self._at(self.now + self.world.digest_s, partial(self._see_digest, node.name, added, gone))
+        if any(node.told):
+            self._at(self.now + self.world.digest_s, partial(self._see_digest, node, *node.told))
+            node.told = ([], [], [])
         self._at(self.now + self.world.vector_s * (0.9 + 0.2 * self.rng.random()), partial(self._take_vector, node))
 
     def _see(self, number: int, name: str, seq: int, load: LoadVector, taken: float) -> None:
         roster = self._rosters[number]
         roster.row(name, incarnation=1, seq=seq, load=load, age_s=self.now - taken, now=self.now)
 
-    def _see_digest(self, name: str, added: list[int], gone: list[int]) -> None:
-        cache = self.nodes[int(name[1:])].engine.cache
+    def _see_digest(self, node: SimNode, added: list[int], gone: list[int], promised: list[int]) -> None:
+        cache = node.engine.cache
+        for block in promised:
+            self.index.learn(node.name, block, promised=block not in cache)
         for block in gone:
             if block not in cache:
-                self.index.forget(name, block)
+                self.index.forget(node.name, block)
         for block in added:
             if block in cache:
-                self.index.learn(name, block)
+                self.index.learn(node.name, block)
 
     # --- a request
 

@@ -56,7 +56,8 @@ class SimNode:
     link_free: float = 0.0
     scheduled: float = -1.0
     seq: int = 0
-    told: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    #: Blocks that it stored, evicted and promised since the last digest.
+    told: tuple[list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
 
     def __post_init__(self) -> None:
         self.engine = EmulatedEngine(self.config)
@@ -76,6 +77,7 @@ class SimNode:
         arrival = request.arrival
         self.requests[request.rid] = self.prompts[request.rid] = request
         self.meter.dispatched(request.rid, now, arrival.tokens, request.predicted)
+        self.told[2].extend(block for block in arrival.blocks if block not in self.engine.cache)
         output = min(arrival.output, self.config.max_model_len - arrival.tokens)
         self.engine.submit(Job(request.rid, arrival.tokens, output, arrival.blocks), now)
 
