@@ -106,6 +106,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=r,
         )
+        self.gathers = Counter(
+            "grapevine_gathered_answers",
+            "Answers in one piece that were asked of the engine as streams, by what came of it.",
+            ("result",),
+            registry=r,
+        )
         self.predicted = Counter(
             "grapevine_predicted_cached_tokens", "Prompt tokens expected in the cache.", registry=r
         )
@@ -207,6 +213,10 @@ class Metrics:
         self.carries.labels(lost.cause, "failed" if failed else "carried").inc()
         if not failed:
             self.carry_pause.labels(lost.cause).observe(seconds)
+
+    def gathered(self, result: str) -> None:
+        """Note an answer that was to be gathered."""
+        self.gathers.labels(result).inc()
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """Note an answer that broke off."""

@@ -23,6 +23,7 @@ from node.engine.client import EngineAddress, engine_address, open_probes, open_
 from node.engine.command import EngineCommand
 from node.engine.events import EngineDown, EngineEvent, EngineModel, EngineProgress, EngineReady, EngineState
 from node.engine.failure import CannotStart, Cause, Failure, explain, failure_of
+from node.engine.form import known_form
 from node.engine.log import EngineLog
 from node.engine.prepare import prepare_engine, remove_stale_socket
 from node.engine.processes import EngineProcess, oom_kills, spawn, sweep
@@ -161,6 +162,11 @@ class EngineSupervisor:
         """It is vLLM, or told its version as vLLM does: it gives the ids of its tokens when asked."""
         ours = not (self._settings.engine_url or self._settings.engine_command)
         return ours or bool(self.version)
+
+    def known_form(self, *, chat: bool) -> bool:
+        """Its answers in one piece have the form that this node can write itself (`node.engine.form`)."""
+        attached = bool(self._settings.engine_url or self._settings.engine_command)
+        return known_form(self.version, None if attached else self._settings.engine_args, chat=chat)
 
     def look(self) -> vitals.Look | None:
         """Look at its processes; None without a process of ours."""

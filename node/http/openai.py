@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from node.tracing.tracing import Tracing
 
 _MODELS = "/v1/models"
+#: Asks vLLM to tell its load in a header of its answer, where that is not a stream.
+_LOAD_HEADER = "endpoint-load-metrics-format"
 
 
 class OpenAi:
@@ -146,7 +148,7 @@ class OpenAi:
             arrived,
             client=client_of(request.remote) if client is None else client.name,
             priority=priority or 0,
-            carries=parsed.carriage is not None,
+            carries=_carries(parsed, given),
         )
 
     def _check_operator(self, ours: Mapping[str, str]) -> None:
@@ -168,6 +170,12 @@ class OpenAi:
             if card["id"] == wanted:
                 return json_response(card)
         raise ApiFailure(model_not_found(wanted))
+
+
+def _carries(parsed: ParsedRequest, given: Mapping[str, str]) -> bool:
+    """Whether we can carry its answer; a gathered one has none of the headers that vLLM adds for a client who asks."""
+    carriage = parsed.carriage
+    return carriage is not None and not (carriage.gathers and _LOAD_HEADER in given)
 
 
 def _unless(denied: Denied | None) -> None:

@@ -1,4 +1,4 @@
-"""Whether a streamed answer can go on at another engine when its own is lost, read from the request alone.
+"""Whether an answer can go on at another engine when its own is lost, read from the request alone.
 
 Two ways, each with a reason where it is closed (docs/http.md has the table):
 
@@ -8,6 +8,10 @@ Two ways, each with a reason where it is closed (docs/http.md has the table):
   the same: greedy, or with a seed.
 
 Fields that this list does not know close the first way: a future field may well be such a state.
+
+An answer that is not streamed can always run again: its client has seen nothing of it. One that may be long and could
+go on by tokens is **gathered**: asked of the engine as a stream, carried like one, and put together in the form that
+the engine would have given it (`node.relay.carry.whole`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,17 @@ COMPLETIONS = "/v1/completions"
 
 #: Asks vLLM for the ids of prompt and answer beside the text.
 IDS_FIELD = "return_token_ids"
+
+#: What makes a stream of a request that is gathered.
+STREAM_FIELDS: Mapping[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
+
+#: An answer in one piece is gathered when it may have so many tokens. Below, running it again costs about a second at
+#: the usual 30 ms a token, as much as it takes to know of a loss; and every event costs engine and nodes something.
+GATHER_TOKENS = 32
+#: Choices of an answer that is gathered at most.
+MAX_GATHERED = 64
+#: The limit of a completion that names none (OpenAI's, and vLLM's).
+COMPLETION_TOKENS = 16
 
 #: Sampling fields that go along into the continuation as they are.
 KEPT = frozenset(
@@ -108,7 +123,7 @@ _MAX_NAMES = 4
 
 @dataclass(frozen=True, slots=True)
 class Carriage:
-    """How a streamed answer can be carried. Reasons are for people; an empty one means that the way is open."""
+    """How an answer can be carried. Reasons are for people; an empty one means that the way is open."""
 
     tokens: str = ""
     again: str = ""
@@ -116,8 +131,10 @@ class Carriage:
     own_ids: bool = False
     #: Ask the engine for token ids on our behalf.
     ask_ids: bool = False
-    #: The body holds that field with another value than true: it must go when ours comes.
-    strip_ids: bool = False
+    #: The body holds fields that we set, with other values: they must go when ours come.
+    strip: bool = False
+    #: It is not streamed, and may be gathered.
+    gathers: bool = False
 
     @property
     def possible(self) -> bool:
@@ -126,17 +143,48 @@ class Carriage:
 
 
 def carriage(path: str, fields: Mapping[str, object]) -> Carriage | None:
-    """How the answer to this body can be carried; None where nothing is streamed in events that we understand."""
-    if fields.get("stream") is not True or path.rstrip("/") not in (CHAT, COMPLETIONS):
+    """How the answer to this body can be carried; None where its events, or its form, are none that we understand."""
+    path, stream = path.rstrip("/"), fields.get("stream")
+    if path not in (CHAT, COMPLETIONS) or not (stream is None or isinstance(stream, bool)):
+        return None
+    if not stream and not _gathers(path, fields):
         return None
     own_ids = fields.get(IDS_FIELD) is True
     echo = bool(fields.get("echo"))  # with ids, vLLM shows another echo
+    ask_ids = not own_ids and not echo
     return Carriage(
-        tokens=_state(path.rstrip("/"), fields),
+        tokens=_state(path, fields),
         again=_chance(fields),
         own_ids=own_ids,
-        ask_ids=not own_ids and not echo,
-        strip_ids=not own_ids and not echo and IDS_FIELD in fields,
+        ask_ids=ask_ids,
+        strip=(ask_ids and IDS_FIELD in fields) or (not stream and any(name in fields for name in STREAM_FIELDS)),
+        gathers=not stream,
+    )
+
+
+def answer_limit(path: str, fields: Mapping[str, object]) -> int | None:
+    """The most tokens of each answer, as the engine reads it from a body that it accepts; None = up to the engine."""
+    chat = path.rstrip("/") == CHAT
+    limit = whole_number(fields.get("max_completion_tokens")) if chat else None
+    if limit is None:
+        limit = whole_number(fields.get("max_tokens"))
+    return COMPLETION_TOKENS if limit is None and not chat else limit
+
+
+def whole_number(value: object) -> int | None:
+    """A number that counts something; None where it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _gathers(path: str, fields: Mapping[str, object]) -> bool:
+    """Whether it is worth it, and its answer is one that `node.relay.carry.whole` knows to the byte."""
+    limit = answer_limit(path, fields)
+    return (
+        (limit is None or limit >= GATHER_TOKENS)
+        and (whole_number(fields.get("n")) or 1) <= MAX_GATHERED
+        and fields.get("stream_options") is None  # the engine refuses it
+        and not fields.get("return_prompt_text")
+        and not _state(path, fields)
     )
 
 

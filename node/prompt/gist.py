@@ -23,11 +23,11 @@ from node.prompt.splice import KV_PARAMS
 MAX_CHUNKS = 1024
 _MAX_HEADER = 4 * (MAX_CHUNKS * 8 + 256) // 3
 _MAX = 1 << 40
-_VERSION = 1
+_VERSION = 2
 _KV_PARAMS = KV_PARAMS.encode()
 #: The escape of a character that no encoder has to escape: a name may be spelt with it.
 _NEEDLESS = re.compile(rb"\\u00[2-7]")
-#: Why a way to carry a stream is closed; the entry knows it better.
+#: Why a way to carry an answer is closed; the entry knows it better.
 _CLOSED = "its entry said so"
 
 
@@ -40,7 +40,8 @@ def encode(parsed: ParsedRequest) -> str:
         chunks.byteswap()
     ways = None
     if carriage is not None:
-        ways = [not carriage.tokens, not carriage.again, carriage.own_ids, carriage.ask_ids, carriage.strip_ids]
+        ways = [not carriage.tokens, not carriage.again, carriage.own_ids, carriage.ask_ids]
+        ways += [carriage.strip, carriage.gathers]
     numbers = [parsed.prompt_bytes, parsed.est_prompt_tokens, parsed.prompts, parsed.answers]
     packed = msgpack.packb(
         [_VERSION, parsed.stream, parsed.exact_tokens, parsed.max_tokens, numbers, ways, chunks.tobytes()]
@@ -87,10 +88,10 @@ def decode(header: str, path: str, model: str, body: bytes) -> ParsedRequest:
 
 
 def _carriage(ways: object) -> Carriage:
-    if type(ways) is not list or len(ways) != 5 or not all(type(way) is bool for way in ways):
+    if type(ways) is not list or len(ways) != 6 or not all(type(way) is bool for way in ways):
         raise RemoteError("gist: no ways to carry it")
-    tokens, again, own_ids, ask_ids, strip_ids = ways
-    return Carriage("" if tokens else _CLOSED, "" if again else _CLOSED, own_ids, ask_ids, strip_ids)
+    tokens, again, own_ids, ask_ids, strip, gathers = ways
+    return Carriage("" if tokens else _CLOSED, "" if again else _CLOSED, own_ids, ask_ids, strip, gathers)
 
 
 def plain(body: bytes) -> bool:

@@ -98,7 +98,7 @@ def _parse_fields(path: str, body: bytes, fields: Fields, refers_to: str | None)
         tokens = round(_all_bytes(fields, text, count) / TYPICAL_BYTES_PER_TOKEN) + media * MEDIA_TOKENS
     strip = carries_kv_params(fields)
     carried = carriage(path, fields)
-    if strip or (carried is not None and carried.strip_ids):
+    if strip or (carried is not None and carried.strip):
         _check_depth(body)
     previous = fields.get("previous_response_id")
     return ParsedRequest(

@@ -45,7 +45,7 @@ class ParsedRequest:
     least_tokens: int = 0
     #: A stored response that this request needs (its node is the only one that has it).
     refers_to: str | None = None
-    #: How its streamed answer can be carried to another engine; None where that is not our business.
+    #: How its answer can be carried to another engine; None where that is not our business.
     carriage: Carriage | None = None
     #: It asks for the rest of an answer: its chunks are not those of its body, but of what a client sent.
     continues: bool = False

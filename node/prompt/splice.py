@@ -1,4 +1,5 @@
-"""Our own `kv_transfer_params` in a client's body, and nobody else's; `return_token_ids` where a stream may be carried.
+"""Our own `kv_transfer_params` in a client's body, and nobody else's; `return_token_ids` where an answer may be
+carried, and what makes a stream of one that is gathered.
 
 vLLM hands that field to the connector. Clients could use it to make an engine pull from anywhere, so theirs is
 always removed. Ours is inserted behind the first brace: no copy is parsed or re-serialised for it, and every
@@ -8,11 +9,11 @@ other byte of the body stays as the client sent it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import orjson
 
-from node.prompt.carriage import IDS_FIELD
+from node.prompt.carriage import IDS_FIELD, STREAM_FIELDS
 
 KV_PARAMS = "kv_transfer_params"
 
@@ -35,26 +36,30 @@ def splice(
     has_kv_params: bool,
     hold_s: float = 0.0,
     ask_ids: bool = False,
-    strip_ids: bool = False,
+    gather: bool = False,
+    strip: bool = False,
 ) -> bytes:
     """The JSON object `body` with `{"grapevine": {"rid": rid}}` as its transfer parameters.
 
     `rid` None: insert none (an engine without our connector). `hold_s` is inserted beside it when it is not 0.
-    `ask_ids`: insert `return_token_ids` as well. `has_kv_params` and `strip_ids` are what `parse_request` found; only
-    then the body is parsed again. The body must be one that `parse_request` accepted as JSON.
+    `ask_ids`: insert `return_token_ids` as well; `gather`: and what makes a stream of it. `has_kv_params` and `strip`
+    are what `parse_request` found; only then the body is parsed again. The body must be one that `parse_request`
+    accepted as JSON.
     """
-    if has_kv_params or (ask_ids and strip_ids):
-        body = _strip(body, ids=ask_ids)
+    ours: dict[str, object] = {IDS_FIELD: True} if ask_ids else {}
+    ours |= STREAM_FIELDS if gather else {}
+    if has_kv_params or (ours and strip):
+        body = _strip(body, ours)
     members = []
     if rid is not None:
-        ours = {"rid": rid, "hold_s": hold_s} if hold_s else {"rid": rid}
-        members.append(b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": ours})))
-    if ask_ids:
-        members.append(b'"%s":true' % IDS_FIELD.encode())
+        told = {"rid": rid, "hold_s": hold_s} if hold_s else {"rid": rid}
+        members.append(b'"%s":%s' % (KV_PARAMS.encode(), orjson.dumps({"grapevine": told})))
+    if ours:
+        members.append(orjson.dumps(ours)[1:-1])
     if not members:
         return body
     if not json.detect_encoding(body).startswith("utf-8"):
-        body = _strip(body)  # the engine takes UTF-16 too: what we insert is UTF-8, so the rest must be
+        body = _strip(body, ())  # the engine takes UTF-16 too: what we insert is UTF-8, so the rest must be
     brace = body.index(b"{") + 1
     inserted = b",".join(members)
     if not _is_empty(body, brace):
@@ -70,12 +75,12 @@ def _is_empty(body: bytes, start: int) -> bool:
     return True
 
 
-def _strip(body: bytes, *, ids: bool = False) -> bytes:
+def _strip(body: bytes, ours: Iterable[str]) -> bytes:
     # The plain parser: it keeps integers of any size as they are, which orjson turns into floats.
     fields = json.loads(body)
     fields.pop(KV_PARAMS, None)
-    if ids:
-        fields.pop(IDS_FIELD, None)
+    for name in ours:
+        fields.pop(name, None)
     extra = fields.get(EXTRA_ARGS)
     if isinstance(extra, dict):
         extra.pop(KV_PARAMS, None)

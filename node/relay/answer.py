@@ -96,7 +96,8 @@ class Relay:
         self._tail = b"\n\n"
         self._writing = False
         self._watchdog: Watchdog | None = None
-        self._marked = marked and is_event_stream(headers)
+        #: It is a stream whose reader hears our marks.
+        self.marked = marked and is_event_stream(headers)
         self._mark = b""
         self._response: RawResponse | None = None
         self._saying: asyncio.Task[None] | None = None
@@ -120,7 +121,7 @@ class Relay:
                 await self._write_whole(response, first)
                 return response
             self._response = response
-            if self._marked:
+            if self.marked:
                 self._beat()
             await self._copy(response, first)
         except UpstreamError as error:
@@ -145,7 +146,7 @@ class Relay:
 
     def say(self, mark: bytes) -> None:
         """Tell the entry something between two events, as soon as there is such a moment."""
-        if not self._marked or self._response is None:
+        if not self.marked or self._response is None:
             return
         self._mark = mark
         if self._upstream.waiting_since is not None and self._saying is None:

@@ -139,6 +139,12 @@ class Attempts:
         self._bounces = self._asked = 0
         self.must_wait = self.keeps_turn = False
 
+    def anew(self, call: Call) -> None:
+        """Ask for all of it once more, with what was tried so far."""
+        self.call, self.fit, self.until = call, None, float("inf")
+        self.stood = True
+        self.again()
+
     def leave(self, notes: Notes, now: float, *, served: bool = False) -> None:
         """Leave the line, if we stand in one. ``served``: a target has taken the request."""
         if self.ticket is not None:

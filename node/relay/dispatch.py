@@ -6,8 +6,8 @@ Rules:
    bounded room (`node.room`) and decides anew when its turn comes (late binding). It leaves the line as soon as a
    target has taken it, long before its first byte: whoever stands behind it must not wait for its whole answer.
 3. A target that fails before its first byte is left out for this request, and for all requests for a while
-   (`node.peers.Circuits`). After the first byte a streamed answer may be carried on (`node.relay.carry`), with the
-   same record of what was tried; any other is not tried again.
+   (`node.peers.Circuits`). After the first byte an answer may be carried on (`node.relay.carry`), with the same record
+   of what was tried; any other is not tried again.
 4. An attempt that was opened is ended exactly once, however the client or the target behaves.
 5. The client's deadline ends waiting, attempts and answer alike, and travels with the plan.
 """
@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -27,29 +26,19 @@ from node.outlook import full_peers, outlook, seems_full
 from node.plan import Plan, Refusal, RouteOptions
 from node.policy import Policy
 from node.prompt import ParsedRequest
-from node.relay.answer import Relay, is_event_stream
+from node.relay.answer import Relay
 from node.relay.attempts import Attempts, too_busy
 from node.relay.call import Busy, Call, Failed, Opened
-from node.relay.carry.ahead import MAX_MOVES
-from node.relay.carry.carrier import Carrier, Leg
-from node.relay.carry.lost import Lost
-from node.relay.carry.sentry import Sentry
-from node.relay.carry.silence import judge_peer
-from node.relay.carry.stream import CarriedStream
+from node.relay.carry.entry import Carried, carriable
 from node.relay.deadlines import Deadlines
-from node.relay.downs import Downs
+from node.relay.downs import DEATH_GRACE_S, Downs
 from node.relay.handover import Fixed, Handovers
 from node.relay.headers import REQUEST_ID, HeaderList, for_downstream
 from node.relay.ports import Cluster, Notes, Peers, Runner, unnoticed
 from node.relay.refused import Refused
-from node.relay.response import length_of
-from node.relay.upstream import UpstreamSilentError
 from node.room import WaitingRoom
 from node.turns import RETRY_S, Denial
 from node.view import ClusterView
-
-#: A stream from a peer that gossip declared dead has this many seconds to show that it lives.
-DEATH_GRACE_S = 2.0
 
 TARGET_HEADER = "x-grapevine-target"
 REASON_HEADER = "x-grapevine-reason"
@@ -85,28 +74,42 @@ class Dispatcher:
         self._downs = downs
         self._deadlines = deadlines
         self._handovers = handovers
-        self._streams: set[CarriedStream] = set()
-        self._moves = asyncio.Semaphore(MAX_MOVES)
         self._notes = notes
         self._rng = rng
         self._clock = clock
+        self._carried = Carried(
+            name,
+            cluster=cluster,
+            peers=peers,
+            downs=downs,
+            deadlines=deadlines,
+            handovers=handovers,
+            notes=notes,
+            open_leg=self._open_leg,
+            decide=self._would_go,
+            clock=clock,
+        )
 
     async def run(self, call: Call, request: web.BaseRequest) -> web.StreamResponse:
         """Answer ``request``.
 
         :raises Refused: nobody runs it.
         """
+        call = self._carried.taken(call)
         attempt = Attempts(call)
-        try:
-            opened, finish = await self._open_in_time(attempt)
-        except Refused as refused:
-            self._notes.answered(call, None, refused.refusal.status, first_byte_s=None)
-            raise
-        finally:
-            if attempt.ticket is not None:
-                attempt.leave(self._notes, self._clock())
-        if _carriable(call, opened):
-            return await self._carry(attempt, opened, finish, request)
+        opened, finish = await self._first(attempt)
+        if carriable(call, opened):
+            headers = _headers(call, opened)
+            if call.parsed.stream:
+                return await self._carried.write(attempt, opened, finish, request, headers)
+            gathered = await self._carried.gather(attempt, opened, finish, request, headers)
+            if isinstance(gathered, web.StreamResponse):
+                return gathered
+            if gathered is None:
+                attempt.anew(replace(call, carries=False))
+                opened, finish = await self._first(attempt)
+            else:
+                opened, finish = gathered.opened, gathered.finish
         whole = False
         try:
             response, whole = await self._relay(call, opened, request)
@@ -114,6 +117,21 @@ class Dispatcher:
         finally:
             opened.end(whole)
             finish(whole)
+
+    async def _first(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
+        """Open what the client is to get. :raises Refused: nobody runs it."""
+        try:
+            return await self._open_in_time(attempt)
+        except Refused as refused:
+            self._notes.answered(attempt.call, None, refused.refusal.status, first_byte_s=None)
+            raise
+        finally:
+            if attempt.ticket is not None:
+                attempt.leave(self._notes, self._clock())
+
+    def end_streams(self, why: str) -> None:
+        """End what clients get through us with an error: this node is about to be gone."""
+        self._carried.end_streams(why)
 
     def explain(self, parsed: ParsedRequest, options: RouteOptions) -> tuple[Plan | Refusal, ClusterView]:
         """Decide without running anything."""
@@ -263,7 +281,7 @@ class Dispatcher:
     async def _relay(self, call: Call, opened: Opened, request: web.BaseRequest) -> tuple[web.StreamResponse, bool]:
         """Write the answer; returns it and whether it was whole."""
         plan = opened.plan
-        headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
+        headers = _headers(call, opened)
         left_s = None if call.deadline is None else call.deadline - self._clock()
         idle_s = self._deadlines.idle_s
         relay = Relay(request, opened.upstream, headers, idle_s=idle_s, left_s=left_s, on_piece=opened.on_piece)
@@ -288,45 +306,11 @@ class Dispatcher:
             self._cluster.failed(plan.target, relay.error)
         return response, False
 
-    # --- streams that can be carried
-
-    async def _carry(
-        self, attempt: Attempts, opened: Opened, finish: Callable[[bool], None], request: web.BaseRequest
-    ) -> web.StreamResponse:
-        """Write a streamed answer, on as many legs as it takes."""
-        call, plan = attempt.call, opened.plan
-        headers = for_downstream(opened.upstream.headers) + answer_headers(call, plan) + opened.headers
-        self._notes.answered(
-            call, plan, opened.upstream.status, first_byte_s=self._clock() - call.arrived, told=dict(opened.headers)
+    def _would_go(self, view: ClusterView, parsed: ParsedRequest, options: RouteOptions) -> Plan | Refusal:
+        """Decide without leaving a trace of it."""
+        return decide(
+            view, parsed, self._policy, self._clock(), self._rng, entry=self._name, options=options, commit=False
         )
-        carrier = Carrier(call, attempt, self._open_leg, self._clock)
-        stream = CarriedStream(
-            request,
-            carrier,
-            idle_s=self._deadlines.idle_s,
-            left_s=attempt.time_left(self._clock()),
-            on_leg=self._began,
-            on_lost=self._lost,
-            on_carried=partial(self._notes.carried, call),
-            may_move=self._may_move,
-            moves=self._moves,
-        )
-        self._streams.add(stream)
-        try:
-            response = await stream.run(Leg(opened, finish, carrier.record), headers)
-        except (ConnectionError, asyncio.CancelledError):
-            self._notes.broke(call, plan, "client gone")
-            raise
-        finally:
-            self._streams.discard(stream)
-        if stream.error is not None:
-            self._notes.broke(call, plan, stream.error)
-        return response
-
-    def end_streams(self, why: str) -> None:
-        """End every stream that clients get through us with an error event: this node is about to be gone."""
-        for stream in tuple(self._streams):
-            stream.end(why)
 
     async def _open_leg(self, attempt: Attempts) -> tuple[Opened, Callable[[bool], None]]:
         try:
@@ -334,76 +318,17 @@ class Dispatcher:
         finally:
             attempt.leave(self._notes, self._clock())
 
-    def _began(self, stream: CarriedStream, leg: Leg) -> Callable[[], None]:
-        """A leg begins: watch whoever runs it. Our own engine is watched by its runner."""
-        target, upstream = leg.opened.plan.target, leg.opened.upstream
-        stack = ExitStack()
-        if target == self._name:
-            stack.enter_context(self._handovers.runs(stream))
-            return stack.close
 
-        def give_up(heard: float) -> None:
-            if stream.heard == heard:
-                upstream.fail(UpstreamSilentError(f"{target} was declared dead"))
-
-        def down() -> None:
-            timer = asyncio.get_running_loop().call_later(DEATH_GRACE_S, give_up, stream.heard)
-            stack.callback(timer.cancel)
-
-        stack.enter_context(self._downs.watch(target, down))
-        sentry = Sentry(
-            upstream,
-            lambda silent_s: judge_peer(silent_s, self._cluster.row_age_s(target)),
-            error=UpstreamSilentError,
-        )
-        stack.callback(sentry.close)
-        return stack.close
-
-    async def _lost(self, leg: Leg, lost: Lost) -> None:
-        """A leg was closed: learn from it, and be sure that it is over where its target can still say so.
-
-        A peer that said itself what happened to its engine is in order; one that broke off or fell silent is not.
-        """
-        if lost.target == self._name or lost.told:
-            return
-        if lost.cause in ("moved", "garbage"):  # it lives
-            await self._peers.settled(leg.opened)
-        else:
-            self._cluster.failed(lost.target, lost.why)
-
-    def _may_move(self, carrier: Carrier, target: str) -> bool:
-        """Whether another node would be asked to go on with it."""
-        call = carrier.call
-        view = self._cluster.view(call.parsed)
-        plan = decide(
-            view,
-            call.parsed,
-            self._policy,
-            self._clock(),
-            self._rng,
-            entry=self._name,
-            options=carrier.elsewhere(target),
-            commit=False,
-        )
-        return isinstance(plan, Plan)
-
-
-def _carriable(call: Call, opened: Opened) -> bool:
-    """Whether an answer is a stream of events that we know how to carry."""
-    upstream = opened.upstream
-    if not call.carries or upstream.status != 200:
-        return False
-    return is_event_stream(upstream.headers) and length_of(upstream.headers) is None
-
-
-def answer_headers(call: Call, plan: Plan) -> HeaderList:
-    """Our own headers of an answer."""
-    return [
+def _headers(call: Call, opened: Opened) -> HeaderList:
+    """The headers of an answer: its engine's, then ours."""
+    plan = opened.plan
+    ours = [
         (TARGET_HEADER, plan.target),
         (REASON_HEADER, plan.reason),
         (HOPS_HEADER, str(plan.hops)),
         (REQUEST_ID, call.rid),
     ]
+    return for_downstream(opened.upstream.headers) + ours + opened.headers
 
 
 def _line(call: Call) -> str:

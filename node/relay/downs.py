@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+#: An answer from a peer that gossip declared dead has this many seconds to show that it lives.
+DEATH_GRACE_S = 2.0
+
 
 class Downs:
     """Callbacks by peer; each lives no longer than its request, so the table is bounded by admission."""

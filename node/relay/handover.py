@@ -40,7 +40,7 @@ class PeerStream:
 
     def __init__(self, call: Call, relay: Relay) -> None:
         carriage = call.parsed.carriage
-        self.movable = call.carries and carriage is not None and carriage.possible
+        self.movable = relay.marked and carriage is not None and carriage.possible
         self._relay = relay
 
     def move(self) -> bool:

@@ -7,8 +7,8 @@ Rules:
 3. The engine learns a request id of ours (unique per attempt, never the client's) only when our connector runs in
    it and the endpoint takes transfer parameters; a client's own parameters never reach it.
 4. Place, meter and KV bookkeeping end exactly once, with the attempt.
-5. Token ids are asked for here, on behalf of an entry that can carry the stream: this node alone knows whether its
-   engine understands that.
+5. Token ids are asked for here, on behalf of an entry that can carry the answer, and what such an entry gathers is made
+   a stream here: this node alone knows whether its engine understands that. It is a stream for all that follows.
 6. A stream that falls silent is ended when its engine is taken to hang (`node.relay.carry.silence`).
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from node.load import LoadVector
 from node.meter import LoadMeter
 from node.plan import Plan
 from node.prompt import splice
+from node.prompt.carriage import CHAT
 from node.relay.answer import first_part
 from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry.engine_watch import EngineWatch
@@ -82,6 +84,10 @@ class Engine(Protocol):
     @property
     def takes_token_ids(self) -> bool:
         """It is one that knows `return_token_ids`."""
+        ...
+
+    def known_form(self, *, chat: bool) -> bool:
+        """It answers in the form that `node.relay.carry.whole` writes."""
         ...
 
     def look(self) -> Look | None:
@@ -168,6 +174,8 @@ class LocalRunner:
         if place is None:
             return Busy(plan.target, self._vector())
         admitted()
+        if self._gathers(call):
+            call = replace(call, parsed=replace(call.parsed, stream=True))
         work = _Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
         try:
             return await self._open(work, predicted_ms)
@@ -212,6 +220,13 @@ class LocalRunner:
         work.streaming = call.parsed.stream
         return Opened(plan, upstream, first, headers, on_piece=work.piece, on_end=work.end)
 
+    def _gathers(self, call: Call) -> bool:
+        """Whether an answer in one piece is asked of our engine as a stream: its entry puts it together."""
+        carriage = call.parsed.carriage
+        if not call.carries or carriage is None or not carriage.gathers:
+            return False
+        return self._engine.takes_token_ids and self._engine.known_form(chat=call.parsed.path.rstrip("/") == CHAT)
+
     def _request(self, work: _Work) -> UpstreamRequest:
         call = work.call
         headers = replaced(call.headers, REQUEST_ID, call.rid)
@@ -224,9 +239,10 @@ class LocalRunner:
         if not parsed.is_json:
             return parsed.body
         ours = self._kv.connected and parsed.path.rstrip("/").endswith(_KV_ENDPOINTS)
-        carriage = parsed.carriage
-        ask_ids = work.call.carries and carriage is not None and carriage.ask_ids and self._engine.takes_token_ids
-        if not ours and not parsed.has_kv_params and not ask_ids:
+        carriage = parsed.carriage if work.call.carries and parsed.stream else None
+        ask_ids = carriage is not None and carriage.ask_ids and self._engine.takes_token_ids
+        gather = carriage is not None and carriage.gathers
+        if not ours and not parsed.has_kv_params and not ask_ids and not gather:
             return parsed.body
         return splice(
             parsed.body,
@@ -234,7 +250,8 @@ class LocalRunner:
             hold_s=work.pulling.hold_s if work.pulling is not None else 0.0,
             has_kv_params=parsed.has_kv_params,
             ask_ids=ask_ids,
-            strip_ids=carriage is not None and carriage.strip_ids,
+            gather=gather,
+            strip=carriage is not None and carriage.strip,
         )
 
 

@@ -105,6 +105,10 @@ class Notes(Protocol):
         """A stream that lost its leg goes on after ``seconds``, or failed to, for the reason that is given."""
         ...
 
+    def gathered(self, result: str) -> None:
+        """An answer that was to be gathered is over: ``whole``, ``failed``, or ``unlike`` what can be put together."""
+        ...
+
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """A stream broke after its first byte (``client gone`` or the target's fault)."""
         ...

@@ -120,6 +120,7 @@ class TracedNotes:
         self._notes = notes
         self.retried = notes.retried
         self.denied = notes.denied
+        self.gathered = notes.gathered
 
     def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
         """A decision was made."""

@@ -1,8 +1,9 @@
-"""A stream survives what runs it: engine or node is killed or stopped in its middle, and the client sees a pause.
+"""An answer survives what runs it: engine or node is killed or stopped in its middle, and the client sees a pause.
 
 Greedy answers of float32 engines: the text must be that of a run that nobody disturbed.
 """
 
+import asyncio
 import json
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 from localcluster import ENGINE_START_LIMIT_S
@@ -156,6 +158,135 @@ async def test_a_seeded_chat_runs_again_and_is_not_told_twice(client: Client) ->
         core.send_signal(signal.SIGCONT)
     await same(client, "engine stopped, run again", whole, carried)
     await ready(client, "green")
+
+
+# --- answers in one piece
+
+
+async def in_one_piece(client: Client, target: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Ask `red` for an answer that `target` runs."""
+    sent = {"model": MODEL, "temperature": 0, **body}
+    headers = {"x-grapevine-force-target": target}
+    async with client.session.post(client.cluster["red"].url + path, json=sent, headers=headers) as response:
+        raw = await response.read()
+        assert response.status == 200, raw
+        assert response.headers["x-grapevine-target"] == target
+        assert response.headers["content-type"] == "application/json"
+        return without_names(raw)
+
+
+async def of_its_engine(client: Client, name: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer that its engine gives whoever asks it directly."""
+    socket = (await client.state(name))["engine"]["address"].removeprefix("unix:")
+    sent = {"model": MODEL, "temperature": 0, **body}
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket)) as session,
+        session.post(f"http://engine{path}", json=sent) as response,
+    ):
+        raw = await response.read()
+        assert response.status == 200, raw
+        return without_names(raw)
+
+
+def without_names(raw: bytes) -> dict[str, Any]:
+    """An answer without what differs each time. Its bytes must be those that the engine's server would write."""
+    answer: dict[str, Any] = json.loads(raw)
+    assert json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode() == raw
+    return {**answer, "id": answer["id"].partition("-")[0], "created": 0}
+
+
+def text(**more: Any) -> dict[str, Any]:
+    return {"prompt": "Once upon a time there was a lighthouse. " + QUESTION, "max_tokens": 40, **more}
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+GATHERED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, chat(max_tokens=40)),
+    "completion": (TEXT, text()),
+    "completion of token ids": (TEXT, text(prompt=[504, 3575, 253, 655, 665, 436])),
+    "not to be a stream": (CHAT, chat(max_tokens=40, stream=False)),
+    "two choices, a seed": (CHAT, chat(max_tokens=40, n=2, seed=7)),
+    "two texts": (TEXT, text(n=2, ignore_eos=True)),
+    "stop string": (TEXT, text(max_tokens=200, stop=[" the ", "zzz"])),
+    "stop string that is shown": (TEXT, text(max_tokens=200, stop=[" the "], include_stop_str_in_output=True)),
+    "stop token": (TEXT, text(max_tokens=200, stop_token_ids=[28])),
+    "least tokens": (CHAT, chat(max_tokens=48, min_tokens=44)),
+    "token ids": (CHAT, chat(max_tokens=40, return_token_ids=True)),
+    "token ids of texts": (TEXT, text(n=2, return_token_ids=True)),
+    "its own end": (CHAT, {"messages": [{"role": "user", "content": "Say hello."}]}),
+    "other words": (
+        CHAT,
+        chat(
+            max_tokens=40,
+            messages=[{"role": "user", "content": "Sag \u201eH\u00f6r zu\u201c, \u4e16\u754c \U0001f30d!"}],
+        ),
+    ),
+}
+AS_EVER: dict[str, tuple[str, dict[str, Any]]] = {
+    "logprobs": (CHAT, chat(max_tokens=40, logprobs=True, top_logprobs=2)),
+    "logprobs of a text": (TEXT, text(logprobs=2)),
+    "two choices drawn by a seed": (CHAT, chat(max_tokens=40, n=2, temperature=0.8, seed=7)),
+    "several prompts": (TEXT, text(prompt=["One, two,", "Red, green,"])),
+    "short": (CHAT, chat(max_tokens=8)),
+}
+
+
+@pytest.mark.parametrize("what", [*GATHERED, *AS_EVER])
+async def test_an_answer_in_one_piece_is_the_engine_s_own_to_the_last_member(client: Client, what: str) -> None:
+    """Asked of the node, that has most of them streamed to it, and of its engine's socket."""
+    await ready(client, "red", "green", "blue")
+    path, body = (GATHERED | AS_EVER)[what]
+    before = await gathered(client)
+    whole = await of_its_engine(client, "green", path, body)
+    answer = await in_one_piece(client, "green", path, body)
+    assert list(answer) == list(whole)
+    assert answer == whole
+    assert json.dumps(answer) == json.dumps(whole)  # the members of members stand in their order too
+    assert await gathered(client) - before == (what in GATHERED)
+
+
+async def gathered(client: Client) -> float:
+    """Answers that `red` has put together."""
+    async with client.session.get(client.cluster["red"].url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("grapevine_gathered_answers_total{"))
+
+
+async def carries(client: Client) -> float:
+    async with client.session.get(client.cluster["red"].url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    wanted = [line for line in lines if line.startswith("grapevine_carries_total{") and 'result="carried"' in line]
+    return sum(float(line.split()[-1]) for line in wanted)
+
+
+async def generated(client: Client, *names: str) -> float:
+    """Tokens that these nodes' engines have made."""
+    return sum([await client.metric(name, "vllm:generation_tokens_total") for name in names])
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_killed_engine_costs_an_answer_in_one_piece_no_token_twice(client: Client, path: str) -> None:
+    """What the client gets is the undisturbed answer; the other engines have only computed the rest of it."""
+    await ready(client, "red", "green", "blue")
+    long = 240
+    body = chat(max_tokens=long, ignore_eos=True) if path == CHAT else text(max_tokens=long, ignore_eos=True)
+    whole = await in_one_piece(client, "green", path, body)
+    core, carried_before = core_of(client, "green"), await carries(client)
+    others, own = await generated(client, "red", "blue"), await generated(client, "green")
+    asking = asyncio.ensure_future(in_one_piece(client, "green", path, body))
+
+    async def midway() -> bool:
+        assert not asking.done(), "it was over before it could be disturbed"
+        return await generated(client, "green") - own >= long / 3
+
+    await until(midway, 60, "a third of the answer is there")
+    core.kill()
+    answer = await asking
+    assert answer == whole
+    assert await carries(client) - carried_before == 1
+    again = await generated(client, "red", "blue") - others
+    print(f"engine killed: {again:.0f} of {long} tokens were computed by the next one")
+    assert again <= long - long / 3 + 8  # half a character, and what was on its way
 
 
 async def test_a_killed_engine_costs_a_completion_with_stop_strings_only_a_pause(client: Client) -> None:

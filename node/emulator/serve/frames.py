@@ -24,13 +24,18 @@ class Usage:
     cached: int
 
     def as_dict(self) -> dict[str, object]:
-        """The field `usage`."""
+        """The field `usage` of a stream, where vLLM leaves out what is null."""
         return {
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.completion,
             "completion_tokens": self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+
+    def whole(self) -> dict[str, object]:
+        """The field `usage` of an answer in one piece."""
+        details = {"cached_tokens": self.cached, "created_cache_tokens": None, "multimodal_tokens": None}
+        return {**self.as_dict(), "prompt_tokens_details": details, "completion_tokens_details": None}
 
 
 class Frames:
@@ -44,11 +49,12 @@ class Frames:
     def body(self, scripts: Sequence[Script], usage: Usage) -> bytes:
         """The whole answer."""
         choices = [self._choice(index, script) for index, script in enumerate(scripts)]
-        whole = {**self._base, "object": self._kind, "choices": choices, "usage": usage.as_dict()}
+        whole: dict[str, object] = {"id": self._base["id"], "object": self._kind, **self._base, "choices": choices}
+        whole |= {"service_tier": None, "system_fingerprint": None, "usage": usage.whole()}
         if self._ask.chat:
-            whole |= {"prompt_logprobs": None, "kv_transfer_params": None}
-            if self._ask.return_token_ids:
-                whole["prompt_token_ids"] = unpack(self._ask.prompts[0])
+            ids = unpack(self._ask.prompts[0]) if self._ask.return_token_ids else None
+            whole |= {"prompt_logprobs": None, "prompt_token_ids": ids, "prompt_text": None}
+        whole |= {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
         return orjson.dumps(whole)
 
     def opening(self, index: int) -> bytes:
@@ -88,14 +94,15 @@ class Frames:
         return b"data: " + orjson.dumps({**base, "choices": choices, **extra}) + b"\n\n"
 
     def _choice(self, index: int, script: Script) -> dict[str, object]:
-        choice: dict[str, object] = {"index": index, "logprobs": None}
+        asked = self._ask.return_token_ids
+        choice: dict[str, object] = {"index": index}
         choice |= {"message": _message(script.text)} if self._ask.chat else {"text": script.text}
-        choice |= {"finish_reason": script.finish_reason, "stop_reason": script.stop_reason}
-        if self._ask.return_token_ids:
-            choice["token_ids"] = list(script.tokens)
-            if not self._ask.chat:
-                choice["prompt_token_ids"] = unpack(self._ask.prompts[index // self._ask.choices])
-        return choice
+        choice |= {"logprobs": None, "finish_reason": script.finish_reason, "stop_reason": script.stop_reason}
+        choice["token_ids"] = list(script.tokens) if asked else None
+        if not self._ask.chat:
+            prompt = unpack(self._ask.prompts[index // self._ask.choices]) if asked else None
+            choice |= {"prompt_logprobs": None, "prompt_token_ids": prompt}
+        return {**choice, "routed_experts": None}
 
 
 def unpack(packed: bytes) -> list[int]:
@@ -107,4 +114,5 @@ def unpack(packed: bytes) -> list[int]:
 
 
 def _message(text: str) -> dict[str, object]:
-    return {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+    said: dict[str, object] = {"role": "assistant", "content": text, "refusal": None, "annotations": None}
+    return {**said, "audio": None, "function_call": None, "reasoning": None}

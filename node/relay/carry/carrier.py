@@ -1,11 +1,11 @@
-"""Finding the way on for one stream whose leg was lost.
+"""Finding the way on for one answer whose leg was lost.
 
 A leg is one attempt to run the request, or the rest of it. The order of the ways (docs/http.md has the table):
 
 1. All choices have ended: nothing is left to compute, the last events are written here.
 2. By tokens, where the request allows it and the engine told the ids.
 3. Again from its beginning: whatever it is, when the client has nothing of the answer; else verified, where a second
-   run says the same.
+   run says the same. Of an answer that is gathered no client has anything: what was gathered is thrown away.
 
 What the request has tried (`Attempts`) stays the same object over all legs: a target that was lost is left out, and a
 request that broke too many of them is given up.
@@ -21,7 +21,7 @@ from typing import Protocol
 
 from node.plan import Plan, RouteOptions
 from node.prompt import ParsedRequest
-from node.prompt.carriage import COMPLETIONS
+from node.prompt.carriage import COMPLETIONS, STREAM_FIELDS
 from node.prompt.parse import load_object
 from node.relay.attempts import Attempts
 from node.relay.call import Call, Opened
@@ -92,26 +92,32 @@ class Carrier:
         self._open = open_attempt
         self._clock = clock
         self.carriage = carriage
-        self.record = Record(own_ids=carriage.own_ids, choices=call.parsed.prompts * call.parsed.answers)
+        self.record = self._fresh()
         #: Seconds that a tokenizer was waited for, all legs together.
         self.asking_s = 0.0
         #: Who has computed what is there already, because it is to go on.
         self._ahead = ""
         self._fields: Mapping[str, object] | None = None
 
+    @property
+    def chat(self) -> bool:
+        """Whether it is a chat's answer, and not a completion's."""
+        return self._asked().chat
+
     def why_not(self) -> str:
         """Why it could not be carried now, empty when it could."""
         record, carriage = self.record, self.carriage
         if record.blind:
             return record.blind
-        if self._whole or not record.begun or not carriage.again:
+        again = "only what can go on moves" if carriage.gathers else carriage.again
+        if self._whole or not record.begun or not again:
             return ""
         if carriage.tokens:
-            return f"{carriage.tokens}; {carriage.again}"
+            return f"{carriage.tokens}; {again}"
         try:
             strands(record, self._asked())
         except CannotCarryError as error:
-            return f"{error}; {carriage.again}"
+            return f"{error}; {again}"
         return ""
 
     def elsewhere(self, *lost: str) -> RouteOptions:
@@ -142,7 +148,7 @@ class Carrier:
                 if not await until(lambda end=stage.next_end: self._length >= end, ALIGN_S):  # type: ignore[misc]
                     break
         except (CannotCarryError, Refused) as error:
-            return isinstance(error, CannotCarryError)
+            return isinstance(error, CannotCarryError) and not self.carriage.gathers
         return True
 
     async def next_leg(self, lost: Lost) -> Leg | None:
@@ -153,7 +159,7 @@ class Carrier:
         """
         if self._whole:
             return None
-        if why := self.why_not():
+        if (why := self.why_not()) and not self.carriage.gathers:
             raise CannotCarryError(why)
         attempt = self._attempt
         if lost.moved:
@@ -167,9 +173,9 @@ class Carrier:
             try:
                 return await self._by_tokens()
             except CannotCarryError as error:
-                if self.carriage.again and self.record.begun:
+                if self.carriage.again and self.record.begun and not self.carriage.gathers:
                     raise
-                _log.info("a stream runs again from its beginning instead of going on by tokens: %s", error)
+                _log.info("an answer runs again from its beginning instead of going on by tokens: %s", error)
         return await self._again()
 
     @property
@@ -186,7 +192,14 @@ class Carrier:
         if not record.begun:
             record.forget()
         opened, finish = await self._open_leg(self.call, None)
+        if self.carriage.gathers:
+            record = self.record = self._fresh()
         return Leg(opened, finish, Replay(record) if record.choices else record)
+
+    def _fresh(self) -> Record:
+        """The record of an answer that has not begun. What is gathered is shown to nobody: ids need not be hidden."""
+        carriage, parsed = self.carriage, self.call.parsed
+        return Record(own_ids=carriage.own_ids or carriage.gathers, choices=parsed.prompts * parsed.answers)
 
     # --- ahead of a move
 
@@ -232,7 +245,7 @@ class Carrier:
 
         outline = self._outline(ask, found)
         opened, finish = await self._open_leg(outline, fit)
-        own, shows = self.carriage.own_ids, record.shows_ids
+        own, shows = self.carriage.own_ids and not self.carriage.gathers, record.shows_ids
         return Leg(opened, finish, Converter(record, ask, found, own_ids=own, context=fitted, shows_ids=shows))
 
     def _outline(self, ask: Asked, found: list[Strand]) -> Call:
@@ -252,7 +265,7 @@ class Carrier:
             max_tokens=None if ask.limit is None else max(left(record, ask, strand, context=0) for strand in found),
             is_json=True,
             prompts=len(found),
-            carriage=replace(self.carriage, own_ids=False, ask_ids=True, strip_ids=False),
+            carriage=replace(self.carriage, own_ids=False, ask_ids=True, strip=False, gathers=False),
             continues=True,
         )
         return replace(self.call, target=COMPLETIONS, parsed=continued)
@@ -290,8 +303,10 @@ class Carrier:
                 raise CannotCarryError("as many nodes as may be tried refused the rest of it")
 
     def _body(self) -> Mapping[str, object]:
+        """The client's body; that of the stream, where its answer is gathered."""
         if self._fields is None:
-            self._fields = load_object(self.call.parsed.body)
+            more = STREAM_FIELDS if self.carriage.gathers else {}
+            self._fields = {**load_object(self.call.parsed.body), **more}
         return self._fields
 
     def _asked(self) -> Asked:

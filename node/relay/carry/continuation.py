@@ -17,14 +17,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from node.prompt.carriage import CHAT, KEPT
+from node.prompt.carriage import CHAT, KEPT, answer_limit, whole_number
 from node.relay.carry.record import Choice, Record
 from node.relay.carry.stops import stop_strings
 
 Fields = Mapping[str, object]
 
-#: The limit of a completion that names none (OpenAI's, and vLLM's).
-COMPLETION_TOKENS = 16
 #: Prompt tokens in front of an answer that the tokenizer sees with it: the first token's text depends on them.
 CONTEXT = 8
 #: A character that is not whole yet decodes to this.
@@ -72,22 +70,16 @@ class Asked:
 
 def asked(path: str, fields: Fields) -> Asked:
     """Read it from a body that the engine has accepted."""
-    chat = path.rstrip("/") == CHAT
-    limit = _integer(fields.get("max_completion_tokens")) if chat else None
-    if limit is None:
-        limit = _integer(fields.get("max_tokens"))
-    if limit is None and not chat:
-        limit = COMPLETION_TOKENS
     options = fields.get("stream_options")
     options = options if isinstance(options, dict) else {}
     usage = options.get("include_usage") is True
     return Asked(
-        chat=chat,
-        limit=limit,
-        min_tokens=_integer(fields.get("min_tokens")) or 0,
+        chat=path.rstrip("/") == CHAT,
+        limit=answer_limit(path, fields),
+        min_tokens=whole_number(fields.get("min_tokens")) or 0,
         stops=stop_strings(fields.get("stop")),
         include_stop=fields.get("include_stop_str_in_output") is True,
-        choices=_integer(fields.get("n")) or 1,
+        choices=whole_number(fields.get("n")) or 1,
         include_usage=usage,
         continuous_usage=usage and options.get("continuous_usage_stats") is True,
     )
@@ -197,7 +189,3 @@ def left(record: Record, ask: Asked, strand: Strand, *, context: int) -> int:
         raise CannotCarryError("neither it nor the other engine says how long it may get")
     assert record.prompt_ids is not None
     return max(1, context - len(record.prompt_ids) - strand.keep)
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

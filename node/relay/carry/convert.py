@@ -18,7 +18,7 @@ from typing import Any
 from node.errors import RemoteError
 from node.relay.carry.continuation import Asked, Strand, left
 from node.relay.carry.events import DONE, is_done, read, write
-from node.relay.carry.record import Choice, Record, assert_list, engine_error
+from node.relay.carry.record import Choice, Record, assert_list, engine_error, tail_of
 from node.relay.carry.stops import StopStrings
 
 Fields = Mapping[str, Any]
@@ -101,6 +101,7 @@ class Converter:
         told = b"".join(self._choice(choice) for choice in choices)
         if not choices and isinstance(usage := fields.get("usage"), dict):
             self._extra = {**usage}
+            self._record.tail = {**tail_of(fields), "metrics": None}  # they tell of the last engine's part alone
             return b""
         if self._own_end and self._record.complete:
             return told + self._end()  # the engine does not know that it is over
@@ -134,7 +135,7 @@ class Converter:
         choice.length += len(text)
         if text:
             choice.safe, choice.width = len(choice.ids), len(ids)
-        choice.finish_reason = None if reason is None else str(reason)
+        choice.finish_reason, choice.stop_reason = (None, None) if reason is None else (str(reason), stop_reason)
         return self._event(line, text, news, reason, stop_reason)
 
     def _repeated(self, line: _Line, ids: Sequence[int]) -> list[int]:
@@ -186,6 +187,7 @@ def ending(record: Record, ask: Asked, extra: Fields | None = None) -> bytes:
     if isinstance(details, dict) and isinstance(cached := details.get("cached_tokens"), int):
         # What the second engine found cached of prompt and answer; of the prompt it cannot be more than all.
         told["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, prompt)}
+    record.tail = {**record.tail, "usage": told}
     return write({**record.head, "choices": [], "usage": told}) + DONE
 
 

@@ -1,5 +1,8 @@
 """What a client has been shown of a streamed answer: enough to go on elsewhere, bounded, microseconds an event.
 
+Of an answer that is gathered the client has been shown nothing; the same is noted, and the answer made of it
+(`whole.py`).
+
 Rules
 1. `take` reads one event, notes it, and returns what the client may see: the same bytes, but the token ids that only
    we asked for read `null`, as the engine writes where nobody asks.
@@ -73,6 +76,8 @@ class Choice:
     #: A parser in the engine has swallowed tokens: they stand for more than text.
     parsed: bool = False
     finish_reason: str | None = None
+    stop_reason: object = None
+    role: str | None = None
 
     def stream(self, name: str) -> StringIO:
         """One of its streams, begun when there is none."""
@@ -100,6 +105,10 @@ class Record:
         #: `[DONE]` and the event with the usage have been passed on.
         self.done = False
         self.usage = False
+        #: That event's members beside the head and the choices.
+        self.tail: dict[str, object] = {}
+        #: Its events add text and nothing else.
+        self.plain = True
         self._tokens = 0
         self._chars = 0
         self._template: Template | None = None
@@ -231,6 +240,7 @@ class Record:
             self._choice(choice)
         if not choices and fields.get("usage"):
             self.usage = True
+            self.tail = tail_of(fields)
 
     def _choice(self, fields: Fields) -> None:
         index = fields["index"]
@@ -259,8 +269,9 @@ class Record:
             self._others(state, delta)
         if fields.get("logprobs") is not None:
             state.logprobs += logprobs_length(fields["logprobs"])
+            self.plain = False
         if (reason := fields.get("finish_reason")) is not None:
-            state.finish_reason = str(reason)
+            state.finish_reason, state.stop_reason = str(reason), fields.get("stop_reason")
         self._check_size()
 
     def _check_size(self) -> None:
@@ -277,13 +288,17 @@ class Record:
 
     def _others(self, state: Choice, delta: Fields) -> None:
         state.parsed = state.parsed or not delta
+        state.role = state.role or delta.get("role")
         for name, value in other_streams(delta):
             state.stream(name).write(value)
             self._chars += len(value)
+            self.plain = False
+        self.plain = self.plain and not state.parsed
         if unknown(delta):
             self._give_up("its events hold fields that are not known here")
 
     def _give_up(self, why: str) -> None:
+        self.plain = False
         self._blind = self._blind or why
         self._tokens = self._chars = 0
         for choice in self._choices.values():
@@ -327,6 +342,11 @@ class Record:
     def tokens(self) -> int:
         """Answer tokens of all choices."""
         return sum(len(choice.ids) for choice in self.choices.values())
+
+
+def tail_of(fields: Fields) -> dict[str, object]:
+    """What the event with the usage says beside the head and the choices."""
+    return {key: value for key, value in fields.items() if key not in _HEAD and key != "choices"}
 
 
 def assert_list(value: object) -> None:

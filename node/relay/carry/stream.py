@@ -1,4 +1,4 @@
-"""A streamed answer at its entry, carried over as many legs as it takes: the asyncio loop around `carrier.py`.
+"""An answer at its entry, carried over as many legs as it takes: the asyncio loop around `carrier.py`.
 
 Rules
 1. A client sees whole events only: of one that was cut nobody could say how it goes on.
@@ -6,6 +6,7 @@ Rules
 3. Back-pressure is as in `node.relay.answer`: a piece is read only after the last one was taken.
 4. What cannot be carried ends with an error event that says why. A request to move that cannot be followed changes
    nothing: the stream goes on where it is. So it does while the next node computes what is there so far (`ahead.py`).
+5. An answer that is gathered (`gathering.py`) goes the same way, but what fails is a status and not an event.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from node.errors import RemoteError
-from node.relay.answer import Watchdog
+from node.plan import Refusal
+from node.relay.answer import Watchdog, is_event_stream
 from node.relay.answer import cut as cut_off
 from node.relay.carry import marks
 from node.relay.carry.ahead import Move
@@ -26,9 +28,9 @@ from node.relay.carry.carrier import Carrier, Leg
 from node.relay.carry.continuation import CannotCarryError
 from node.relay.carry.convert import DivergedError
 from node.relay.carry.events import DONE, EventSplitter, cut
+from node.relay.carry.gathering import Failure, Gathering, own_words
 from node.relay.carry.lost import Lost
 from node.relay.carry.record import EngineError
-from node.relay.headers import HeaderList
 from node.relay.refused import Refused
 from node.relay.response import RawResponse
 from node.relay.upstream import (
@@ -44,6 +46,11 @@ from node.relay.upstream import (
 COMMENT_EVERY_S = 5.0
 COMMENT = b": waiting for another node\n\n"
 
+#: Whom it is written to.
+Reader = RawResponse | Gathering
+
+#: Longest message of what ends a stream.
+MAX_MESSAGE = 2000
 
 _log = logging.getLogger("grapevine.carry")
 
@@ -97,21 +104,20 @@ class CarriedStream:
         #: Monotonic time of the last piece of the present leg, or of the last leg.
         self.heard = 0.0
         self.error: str | None = None
+        #: What was to be gathered was answered in one piece by another node: that is the answer.
+        self.in_one_piece: Leg | None = None
 
-    async def run(self, leg: Leg, headers: HeaderList) -> web.StreamResponse:
-        """Relay everything from ``leg`` on. Every leg is ended when this returns or raises.
+    async def run(self, leg: Leg, response: Reader) -> None:
+        """Relay everything from ``leg`` on. Every leg but `in_one_piece` is ended when this returns or raises.
 
         A client that goes away raises ConnectionError or CancelledError.
         """
-        upstream = leg.opened.upstream
-        response = RawResponse(status=upstream.status, reason=upstream.reason, headers=headers)
         self._leg = leg
         try:
             await response.prepare(self._request)
             await self._legs(response)
         finally:
             self._end_leg(whole=False)
-        return response
 
     def move(self) -> bool:
         """Go on elsewhere, as soon as can be; False when that is impossible now, and nothing changes."""
@@ -136,7 +142,7 @@ class CarriedStream:
 
     # --- legs
 
-    async def _legs(self, response: RawResponse) -> None:
+    async def _legs(self, response: Reader) -> None:
         while (leg := self._leg) is not None:
             lost = await self._one_leg(leg, response)
             if lost is None:
@@ -154,16 +160,20 @@ class CarriedStream:
                 await self._end_late(response, error)
                 return
             except (CannotCarryError, Refused) as error:
-                why = error.refusal.message if isinstance(error, Refused) else str(error)
+                refusal = error.refusal if isinstance(error, Refused) else None
+                why = str(error) if refusal is None else refusal.message
                 self._on_carried(lost, time.monotonic() - self._told_at, why)
                 _log.warning("a stream broke off on %s (%s) and cannot go on: %s", lost.target, lost.why, why)
-                await self._end_broken(response, lost, why)
+                await self._end_broken(response, lost, why, refusal)
                 return
             self._lost, self._splitter = lost, EventSplitter()
             if self._leg is None:
                 await self._write_end(response, self._carrier.ending())
+            elif isinstance(response, Gathering) and not is_event_stream(self._leg.opened.upstream.headers):
+                self._was_told()
+                self.in_one_piece, self._leg = self._leg, None
 
-    async def _one_leg(self, leg: Leg, response: RawResponse) -> Lost | None:
+    async def _one_leg(self, leg: Leg, response: Reader) -> Lost | None:
         """Relay one leg; how it was lost, None when the answer is whole."""
         leave = self._on_leg(self, leg)
         try:
@@ -173,16 +183,20 @@ class CarriedStream:
                 await self._end_late(response, LateError())
                 return None
             cause = "stalled" if error.code == marks.STALLED else "engine"
-            return Lost(
+            lost = Lost(
                 leg.opened.plan.target,
                 cause,
                 str(error),
                 told=True,
                 event=b"" if error.code in marks.CODES else error.event,
             )
+            if isinstance(response, Gathering) and (said := own_words(lost.event)) is not None and said[0] < 500:
+                await self._end_broken(response, lost, "the request is at fault")
+                return None
+            return lost
         except DivergedError as error:
             self.error = str(error)
-            await self._write_end(response, marks.error_event(f"The stream broke off: {error}.", marks.DIVERGED))
+            await self._fail(response, f"The stream broke off: {error}.", marks.DIVERGED)
             return None
         except LateError as error:
             await self._end_late(response, error)
@@ -200,7 +214,7 @@ class CarriedStream:
         if leg is not None:
             leg.end(whole)
 
-    async def _next_leg(self, lost: Lost, response: RawResponse) -> Leg | None:
+    async def _next_leg(self, lost: Lost, response: Reader) -> Leg | None:
         """The next leg; the client hears a comment now and then."""
         finding = self._finding = asyncio.ensure_future(self._carrier.next_leg(lost))
         try:
@@ -220,7 +234,7 @@ class CarriedStream:
 
     # --- one leg
 
-    async def _copy(self, leg: Leg, response: RawResponse) -> None:
+    async def _copy(self, leg: Leg, response: Reader) -> None:
         upstream, translator = leg.opened.upstream, leg.translator
         writing = False
         try:
@@ -311,14 +325,14 @@ class CarriedStream:
 
     # --- the end
 
-    async def _write(self, response: RawResponse, data: bytes) -> None:
+    async def _write(self, response: Reader, data: bytes) -> None:
         try:
             async with asyncio.timeout(self._idle_s):
                 await response.write(data)
         except TimeoutError as error:
             raise ConnectionResetError("the client took nothing for too long") from error
 
-    async def _write_end(self, response: RawResponse, data: bytes) -> None:
+    async def _write_end(self, response: Reader, data: bytes) -> None:
         try:
             async with asyncio.timeout(self._idle_s):
                 await response.write(data)
@@ -331,17 +345,30 @@ class CarriedStream:
         """Seconds that the client still gives it."""
         return max(0.0, self._end - asyncio.get_running_loop().time())
 
-    async def _end_late(self, response: RawResponse, error: LateError) -> None:
+    async def _end_late(self, response: Reader, error: LateError) -> None:
         self.error = str(error)
-        await self._write_end(response, marks.error_event(f"The stream broke off: {error}.", marks.LATE))
+        await self._fail(response, f"The stream broke off: {error}.", marks.LATE)
 
-    async def _end_broken(self, response: RawResponse, lost: Lost, why: str) -> None:
+    async def _end_broken(self, response: Reader, lost: Lost, why: str, refusal: Refusal | None = None) -> None:
         self.error = lost.why
-        if lost.event and not self._carrier.record.shows_ids:  # not vLLM: its own words are all we know
+        message = f"The stream broke off: {lost.why}. It cannot go on elsewhere: {why}."[:MAX_MESSAGE]
+        if isinstance(response, Gathering):
+            said = own_words(lost.event) if refusal is None else None
+            response.failure = Failure(refusal or _unanswered(message), said)
+        elif lost.event and not self._carrier.record.shows_ids:  # not vLLM: its own words are all we know
             await self._write_end(response, lost.event + DONE)
-            return
-        message = f"The stream broke off: {lost.why}. It cannot go on elsewhere: {why}."
-        await self._write_end(response, marks.error_event(message[:2000], marks.BROKE))
+        else:
+            await self._fail(response, message, marks.BROKE)
+
+    async def _fail(self, response: Reader, message: str, code: str) -> None:
+        if isinstance(response, Gathering):
+            response.failure = Failure(_unanswered(message), late=code == marks.LATE)
+        else:
+            await self._write_end(response, marks.error_event(message, code))
+
+
+def _unanswered(message: str) -> Refusal:
+    return Refusal(503, "no_node_answered", message, type="server_error")
 
 
 def _cause(error: RemoteError) -> str:

@@ -102,4 +102,4 @@ def test_ids_are_asked_for_unless_the_client_does_or_they_would_change_the_answe
     assert own.own_ids and not own.ask_ids
     assert not of(COMPLETIONS, echo=True).ask_ids
     refused = of(return_token_ids=False)
-    assert refused.ask_ids and refused.strip_ids and not of().strip_ids
+    assert refused.ask_ids and refused.strip and not of().strip

@@ -43,6 +43,7 @@ class FakeSupervisor:
         self.ready = False
         self.reason = "still loading"
         self.takes_token_ids = False
+        self.form_is_known = False
         self.stalls: list[str] = []
         self.notes = 0
         self._listener = listener
@@ -68,6 +69,9 @@ class FakeSupervisor:
     def down(self, state: EngineState = EngineState.RESTARTING, reason: str = "it crashed") -> None:
         self.ready, self.reason = False, reason
         self._listener(EngineDown(state, reason))
+
+    def known_form(self, *, chat: bool) -> bool:
+        return self.form_is_known
 
     def look(self) -> Look | None:
         return None
@@ -192,7 +196,7 @@ class Cluster:
             rng=random.Random(name),
         )
         member = Member(node, fake)
-        member.supervisor.takes_token_ids = engine is not None
+        member.supervisor.takes_token_ids = member.supervisor.form_is_known = engine is not None
         await node.start()
         self._stack.push_async_callback(node.stop)
         if up:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,41 +14,25 @@ from openai import AsyncOpenAI
 from node.relay.carry import stream as carried_stream
 from node.relay.handover import Running
 from tests.node.fakes.client import RawAnswer, RawClient, ask, connect
-from tests.node.fakes.cluster import Cluster, cluster
-from tests.node.fakes.faulty import Decodes, Fault, FaultyEngine
+from tests.node.fakes.cluster import Cluster
+from tests.node.fakes.faulty import Fault, FaultyEngine
 from tests.node.http.bodies import CHAT
+from tests.node.http.breaking import KINDS, breakable, carried, normal
 
 COMPLETIONS = "/v1/completions"
-KINDS = ("reset", "half", "garbage", "no answer", "error", "end")
 TOKENS = 12
 
 
 @pytest.fixture
 async def nodes() -> AsyncIterator[Cluster]:
-    """Three nodes, each with an engine whose streams a test can break. Nothing runs twice, and nothing is left."""
-    decodes = Decodes()
-    async with cluster() as whole:
-        for name in ("a", "b", "c"):
-            await whole.add(name, engine=FaultyEngine(whole.folder / f"{name}.fake", decodes=decodes))
-        await whole.agree()
+    async with breakable() as whole:
         yield whole
-        assert not decodes.doubled
-        assert not decodes.open
-        for member in whole.members:
-            assert member.node.admission.active == 0
-            assert member.node.handovers.running.movable == member.node.handovers.running.unmovable == 0
 
 
 def body(path: str, **more: Any) -> dict[str, Any]:
     said = {"messages": [{"role": "user", "content": "Tell me a story."}]} if path == CHAT else {"prompt": "A story:"}
     fixed = {"model": "m", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
     return {**said, **fixed, "stream_options": {"include_usage": True}, **more}
-
-
-def normal(raw: bytes) -> bytes:
-    """Without what differs from request to request: the time, and how much was cached."""
-    raw = re.sub(rb'"created":\d+', b'"created":0', raw)
-    return re.sub(rb',"prompt_tokens_details":\{"cached_tokens":\d+\}', b"", raw)
 
 
 async def send(nodes: Cluster, entry: str, target: str, path: str, sent: dict[str, Any]) -> RawAnswer:
@@ -93,12 +76,6 @@ def events(raw: bytes) -> list[dict[str, Any]]:
 def error(raw: bytes) -> dict[str, Any]:
     found: dict[str, Any] = events(raw)[-1]["error"]
     return found
-
-
-def carried(nodes: Cluster, entry: str = "a") -> float:
-    member = next(member for member in nodes.members if member.name == entry)
-    page = member.node.metrics.page().decode()
-    return sum(float(value) for value in re.findall(r'grapevine_carries_total\{[^}]*result="carried"\} (\S+)', page))
 
 
 @pytest.mark.parametrize("entry", ["a", "b"])
@@ -496,4 +473,4 @@ async def test_an_answer_in_one_piece_that_breaks_within_runs_again_elsewhere(no
         member.node.registry.circuits = type(member.node.registry.circuits)()
     answer = await ask(nodes[0].port, "POST", path, (("X-Request-Id", "the-request"),), json.dumps(sent).encode())
     assert answer.status == 200 and answer.complete
-    assert json.loads(normal(answer.body)) == json.loads(normal(whole.body))
+    assert normal(answer.body) == normal(whole.body)
