@@ -199,6 +199,7 @@ def text(**more: Any) -> dict[str, Any]:
     return {"prompt": "Once upon a time there was a lighthouse. " + QUESTION, "max_tokens": 40, **more}
 
 
+OTHER_WORDS = "Sag \u201eH\u00f6r zu\u201c, \u4e16\u754c \U0001f30d!"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GATHERED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, chat(max_tokens=40)),
@@ -214,7 +215,7 @@ GATHERED: dict[str, tuple[str, dict[str, Any]]] = {
     "token ids": (CHAT, chat(max_tokens=40, return_token_ids=True)),
     "token ids of texts": (TEXT, text(n=2, return_token_ids=True)),
     "its own end": (CHAT, {"messages": [{"role": "user", "content": "Say hello."}]}),
-    "other words": (
+    "other words": (CHAT, chat(max_tokens=40, messages=[{"role": "user", "content": OTHER_WORDS}])),
         CHAT,
         chat(
             max_tokens=40,
