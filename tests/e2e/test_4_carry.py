@@ -216,12 +216,6 @@ GATHERED: dict[str, tuple[str, dict[str, Any]]] = {
     "token ids of texts": (TEXT, text(n=2, return_token_ids=True)),
     "its own end": (CHAT, {"messages": [{"role": "user", "content": "Say hello."}]}),
     "other words": (CHAT, chat(max_tokens=40, messages=[{"role": "user", "content": OTHER_WORDS}])),
-        CHAT,
-        chat(
-            max_tokens=40,
-            messages=[{"role": "user", "content": "Sag \u201eH\u00f6r zu\u201c, \u4e16\u754c \U0001f30d!"}],
-        ),
-    ),
 }
 AS_EVER: dict[str, tuple[str, dict[str, Any]]] = {
     "logprobs": (CHAT, chat(max_tokens=40, logprobs=True, top_logprobs=2)),
