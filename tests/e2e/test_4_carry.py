@@ -200,20 +200,22 @@ def text(**more: Any) -> dict[str, Any]:
 
 
 OTHER_WORDS = "Sag \u201eH\u00f6r zu\u201c, \u4e16\u754c \U0001f30d!"
+SURE = {"temperature": 0.7, "top_k": 1}
+"""Drawn from one token: vLLM refuses several choices of a greedy answer."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GATHERED: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, chat(max_tokens=40)),
     "completion": (TEXT, text()),
     "completion of token ids": (TEXT, text(prompt=[504, 3575, 253, 655, 665, 436])),
     "not to be a stream": (CHAT, chat(max_tokens=40, stream=False)),
-    "two choices, a seed": (CHAT, chat(max_tokens=40, n=2, seed=7)),
-    "two texts": (TEXT, text(n=2, ignore_eos=True)),
+    "two choices": (CHAT, chat(max_tokens=40, n=2, **SURE)),
+    "two texts": (TEXT, text(n=2, ignore_eos=True, **SURE)),
     "stop string": (TEXT, text(max_tokens=200, stop=[" the ", "zzz"])),
     "stop string that is shown": (TEXT, text(max_tokens=200, stop=[" the "], include_stop_str_in_output=True)),
     "stop token": (TEXT, text(max_tokens=200, stop_token_ids=[28])),
     "least tokens": (CHAT, chat(max_tokens=48, min_tokens=44)),
     "token ids": (CHAT, chat(max_tokens=40, return_token_ids=True)),
-    "token ids of texts": (TEXT, text(n=2, return_token_ids=True)),
+    "token ids of texts": (TEXT, text(n=2, return_token_ids=True, **SURE)),
     "its own end": (CHAT, {"messages": [{"role": "user", "content": "Say hello."}]}),
     "other words": (CHAT, chat(max_tokens=40, messages=[{"role": "user", "content": OTHER_WORDS}])),
 }
