@@ -27,7 +27,7 @@ FIELDS = st.fixed_dictionaries(
         "prompt": st.text(max_size=5) | st.lists(st.integers(0, 9), max_size=5) | st.just("x" * 3000),
         "input": st.text(max_size=5),
         "stream": st.booleans(),
-        "max_tokens": st.integers(0, 9),
+        "max_tokens": st.integers(0, 99),
         "n": st.integers(1, 3),
         "temperature": st.just(0),
         "return_token_ids": st.booleans(),
@@ -83,14 +83,22 @@ def test_garbage_is_a_remote_error_and_nothing_else(packed: bytes) -> None:
         gist.decode(base64.b64encode(packed).decode(), CHAT, "m", b"{}")
 
 
-GOOD = [1, True, False, None, [10, 3, 1, 1], [True, True, False, True, False], b"\0" * 8]
+GOOD = [2, True, False, None, [10, 3, 1, 1], [True, True, False, True, False, True], b"\0" * 8]
 
 
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        *((0, 2), (1, 1), (2, 0), (3, -1), (3, 1.5), (4, [1, 2, 3]), (4, [1, 2, 0, 1]), (4, [1 << 41, 1, 1, 1])),
-        *((4, [True, 1, 1, 1]), (5, [1, 1, 1, 1, 1]), (5, [True]), (5, "x"), (6, b"\0"), (6, [1]), (6, "12345678")),
+        *((0, 1), (1, 1), (2, 0), (3, -1), (3, 1.5), (4, [1, 2, 3]), (4, [1, 2, 0, 1]), (4, [1 << 41, 1, 1, 1])),
+        *(
+            (4, [True, 1, 1, 1]),
+            (5, [1, 1, 1, 1, 1, 1]),
+            (5, [True] * 5),
+            (5, "x"),
+            (6, b"\0"),
+            (6, [1]),
+            (6, "12345678"),
+        ),
     ],
 )
 def test_each_field_has_its_range(place: int, value: object) -> None:
@@ -98,7 +106,7 @@ def test_each_field_has_its_range(place: int, value: object) -> None:
         return base64.b64encode(msgpack.packb(fields)).decode()
 
     told = gist.decode(header(GOOD), CHAT, "m", b"{}")
-    assert told.chunks == (0,) and told.carriage == Carriage(ask_ids=True)
+    assert told.chunks == (0,) and told.carriage == Carriage(ask_ids=True, gathers=True)
     with pytest.raises(RemoteError):
         gist.decode(header([value if at == place else given for at, given in enumerate(GOOD)]), CHAT, "m", b"{}")
     with pytest.raises(RemoteError):

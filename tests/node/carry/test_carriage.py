@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.prompt.carriage import CHAT, COMPLETIONS, Carriage, carriage
+from node.prompt.carriage import CHAT, COMPLETIONS, GATHER_TOKENS, MAX_GATHERED, Carriage, carriage
 
 GREEDY = {"temperature": 0}
 DRAWN: dict[str, Any] = {"temperature": 0.7}
@@ -91,7 +91,7 @@ def test_pictures_are_not_carried_by_tokens(content: object) -> None:
 
 
 def test_only_streams_of_events_that_we_understand() -> None:
-    assert carriage(CHAT, {"stream": False}) is None and carriage(CHAT, {}) is None
+    assert carriage(CHAT, {"stream": 1}) is None and carriage(CHAT, {"stream": "true"}) is None
     assert carriage("/v1/responses", {"stream": True}) is None and carriage("/v1/embeddings", {"stream": True}) is None
     assert carriage(CHAT + "/", {"stream": True}) is not None
 
@@ -103,3 +103,56 @@ def test_ids_are_asked_for_unless_the_client_does_or_they_would_change_the_answe
     assert not of(COMPLETIONS, echo=True).ask_ids
     refused = of(return_token_ids=False)
     assert refused.ask_ids and refused.strip and not of().strip
+
+
+# --- answers in one piece
+
+
+def gathered(path: str = CHAT, **fields: Any) -> Carriage | None:
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if path == CHAT else {"prompt": "hi"}
+    return carriage(path, {"model": "m", **said, **fields})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {}),
+        (CHAT, {"max_tokens": None, "stream": None}),
+        (CHAT, {"max_tokens": GATHER_TOKENS, "stream": False}),
+        (CHAT, {"max_tokens": 1, "max_completion_tokens": GATHER_TOKENS}),
+        (COMPLETIONS, {"max_tokens": GATHER_TOKENS, "n": MAX_GATHERED, "stop": ["a"]}),
+        (COMPLETIONS, {"max_tokens": GATHER_TOKENS, "prompt": [1, 2], "return_token_ids": True}),
+    ],
+)
+def test_an_answer_that_may_be_long_is_gathered(path: str, fields: dict[str, Any]) -> None:
+    found = gathered(path, **fields)
+    assert found is not None and found.gathers and found.tokens == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"max_tokens": GATHER_TOKENS - 1}),
+        (CHAT, {"max_tokens": 1000, "max_completion_tokens": GATHER_TOKENS - 1}),
+        (COMPLETIONS, {}),  # 16
+        (COMPLETIONS, {"max_completion_tokens": 1000}),  # a chat's word
+        (CHAT, {"stream_options": {"include_usage": True}}),  # the engine refuses it
+        (CHAT, {"return_prompt_text": True}),
+        (CHAT, {"n": MAX_GATHERED + 1}),
+        (CHAT, {"stream": 0}),
+        (COMPLETIONS, {"max_tokens": 100, "prompt": ["a", "b"]}),
+        (CHAT, {"temperature": 0.5, "seed": 1}),
+        *[(CHAT, fields) for fields in STATE],
+    ],
+)
+def test_what_is_short_or_could_not_go_on_is_left_as_it_is(path: str, fields: dict[str, Any]) -> None:
+    assert gathered(path, **fields) is None
+
+
+def test_what_makes_no_stream_must_go_where_a_stream_is_made_of_it() -> None:
+    for fields in ({"stream": False}, {"stream": None}, {"stream_options": None}, {"return_token_ids": False}):
+        found = gathered(**fields)
+        assert found is not None and found.strip
+    for fields in ({}, {"return_token_ids": True}):
+        found = gathered(**fields)
+        assert found is not None and not found.strip

@@ -97,3 +97,19 @@ def test_what_cannot_be_stripped_is_refused_when_it_is_read() -> None:
 def test_how_long_to_hold_it_goes_to_the_engine_beside_its_id() -> None:
     spliced = json.loads(splice(b'{"prompt": "x"}', "r", has_kv_params=False, hold_s=2.5))
     assert spliced == {"kv_transfer_params": {"grapevine": {"rid": "r", "hold_s": 2.5}}, "prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"x":1}', b'{"x":1,"stream":false}', b'{"str\\u0065am":null,"x":1,"stream_options":null}']
+)
+def test_what_makes_a_stream_of_an_answer_in_one_piece(body: bytes) -> None:
+    """The fields that were there must go: of two of the same name an engine takes the last."""
+    fields = json.loads(body)
+    strip = "stream" in fields
+    raw = splice(body, "r", has_kv_params=False, ask_ids=True, gather=True, strip=strip)
+    assert raw.count(b'"stream"') == 1 and raw.count(b'"stream_options"') == 1
+    told = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True, "x": 1}
+    assert json.loads(raw) == {**told, "kv_transfer_params": {"grapevine": {"rid": "r"}}}
+    assert json.loads(splice(body, None, has_kv_params=False, gather=True, strip=strip)) == {
+        key: value for key, value in told.items() if key != "return_token_ids"
+    }
