@@ -33,6 +33,7 @@ COUNTED = (
     "draining",
     "broken_answers",
     "carries",
+    "gathered_answers",
     "denials",
     "kv_busy_answers",
     "kv_refused_connections",
