@@ -25,9 +25,11 @@ from node.relay.upstream import UpstreamBrokenError
 from tests.node.carry.building import completion
 
 
-def carrier() -> Carrier:
+def carrier(*, gathered: bool = False) -> Carrier:
     """Of a request that every node would take."""
-    body = json.dumps({"model": "m", "prompt": "x", "stream": True, "temperature": 0}).encode()
+    body = json.dumps(
+        {"model": "m", "prompt": "x", "stream": not gathered, "temperature": 0, "max_tokens": 99}
+    ).encode()
     parsed = parse_request("/v1/completions", body)
     call = Call("POST", "/v1/completions", [], parsed, "r", RouteOptions(rid="r"), 0.0)
 
@@ -202,3 +204,51 @@ async def test_the_tokenizer_of_whoever_was_lost_is_not_asked() -> None:
     with pytest.raises((CannotCarryError, Refused)):
         await engines.stream.next_leg(Lost("b", "stalled", "it hangs"))
     assert asked[0] == ("b",), "who is named there must be a node"
+
+
+# --- answers that are gathered
+
+
+def gatherer(**fields: Any) -> Engines:
+    """Of a completion that is not streamed. Nothing of it was taken yet."""
+    engines = Engines()
+    body = json.dumps({"model": "m", "prompt": "x", "temperature": 0, "max_tokens": 500, **fields}).encode()
+    call = Call("POST", "/v1/completions", [], parse_request("/v1/completions", body), "r", RouteOptions(), 0.0)
+    engines.stream = Carrier(call, Attempts(call), engines._open, lambda: 0.0)
+    return engines
+
+
+async def test_a_gathered_answer_goes_on_as_the_stream_that_it_is() -> None:
+    engines = gatherer(stop=["z"], include_stop_str_in_output=True)
+    engines.stream.record.take(completion("a", [1], prompt=list(range(100))))
+    assert await engines.stream.next_leg(Lost("b", "broken", "it broke")) is not None
+    _, body, _ = engines.sent[-1]
+    assert body["prompt"] == [*range(100), 1] and body["max_tokens"] == 499
+    assert body["stream"] is True and body["stream_options"] == {"include_usage": True}
+
+
+async def test_what_was_gathered_is_thrown_away_where_it_cannot_go_on() -> None:
+    """No client has it: a second run need not say the same."""
+    stream = carrier(gathered=True)
+    stream.record.take(completion("a", None))  # no ids
+    assert "token ids" in stream.why_not()  # it does not move: that would begin anew without need
+    before = stream.record
+    leg = await stream.next_leg(Lost("b", "broken", "it broke"))
+    assert leg is not None and leg.translator is stream.record is not before
+    assert not stream.record.begun
+
+
+async def test_what_would_begin_anew_is_not_prepared_for_a_move() -> None:
+    engines = gatherer()
+    engines.stream.record.take(completion("a", [1]))  # without the ids of the prompt
+    assert not await engines.stream.prepare("b")
+
+
+async def test_token_ids_that_no_client_has_need_not_come_again() -> None:
+    engines = gatherer(return_token_ids=True)
+    engines.stream.record.take(completion("a", [1], prompt=list(range(100))))
+    engines.stream.record.take(completion("", [2]))  # half a character: computed again
+    leg = await engines.stream.next_leg(Lost("b", "broken", "it broke"))
+    assert leg is not None
+    leg.translator.take(completion("b", [3]))
+    assert list(engines.stream.record.choices[0].ids) == [1, 3]

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from node.plan import RouteOptions
+from node.prompt import parse_request
 from node.prompt.carriage import GATHER_TOKENS
-from node.relay.handover import Running
+from node.relay.answer import Relay
+from node.relay.call import Call
+from node.relay.handover import PeerStream, Running
 from tests.node.fakes import faulty
 from tests.node.fakes.client import RawAnswer, ask, connect
 from tests.node.fakes.cluster import Cluster, Member
@@ -245,6 +249,7 @@ async def test_a_client_that_goes_away_ends_the_work(nodes: Cluster, target: str
 async def test_what_a_parser_has_touched_is_asked_for_in_one_piece_and_stays_so(nodes: Cluster) -> None:
     whole = await direct(nodes, CHAT, body())
     nodes[1].faulty.rewrite = lambda event: event.replace(b'"delta":{"content"', b'"delta":{"reasoning"')
+    nodes[1].faulty.faults = [Fault(20, "pause")]  # it is left as soon as that is seen
     for _ in range(2):
         answer = await send(nodes, "b", CHAT, body())
         assert answer.status == 200 and normal(answer.body) == normal(whole.body)
@@ -294,16 +299,15 @@ async def test_an_answer_that_is_asked_to_move_goes_on_elsewhere(nodes: Cluster,
     assert 'cause="moved",result="carried"} 1.0' in nodes[0].node.metrics.page().decode()
 
 
-async def test_what_an_engine_says_in_one_piece_is_not_counted_among_what_moves(nodes: Cluster) -> None:
-    """A peer is asked for what it may gather, and its engine is of another kind."""
-    nodes[1].supervisor.form_is_known = False
-    running: list[Running] = []
-    nodes[1].node.metrics.served.add, add = (
-        lambda labels: (running.append(nodes[1].node.handovers.running), add(labels))[1],
-        nodes[1].node.metrics.served.add,
+def test_what_an_engine_says_in_one_piece_does_not_move() -> None:
+    """A peer is asked for what it may gather, and its engine is of another kind: there is nothing to say marks in."""
+    call = Call(
+        "POST", CHAT, [], parse_request(CHAT, json.dumps(body()).encode()), "r", RouteOptions(), 0.0, carries=True
     )
-    assert (await send(nodes, "b", CHAT, body())).status == 200
-    assert all(seen.movable == 0 for seen in running)
+    for kind, movable in (("application/json", False), ("text/event-stream", True)):
+        unused: Any = None
+        relay = Relay(unused, unused, [("content-type", kind)], idle_s=1.0, on_piece=len, marked=True)
+        assert PeerStream(call, relay).movable is movable
 
 
 @pytest.mark.parametrize("target", ["a", "b"])
