@@ -8,7 +8,6 @@ is not believed in what keeps clients away from the engine's transfer parameters
 from __future__ import annotations
 
 import base64
-import re
 import sys
 from array import array
 
@@ -17,7 +16,7 @@ import msgpack
 from node.errors import RemoteError
 from node.prompt.carriage import Carriage
 from node.prompt.request import ParsedRequest
-from node.prompt.splice import KV_PARAMS
+from node.prompt.splice import KV_PARAMS, NEEDLESS
 
 #: Chunks named at most, those of half a megabyte of text: a header has its bound. Longer prompts are read twice.
 MAX_CHUNKS = 1024
@@ -25,8 +24,6 @@ _MAX_HEADER = 4 * (MAX_CHUNKS * 8 + 256) // 3
 _MAX = 1 << 40
 _VERSION = 2
 _KV_PARAMS = KV_PARAMS.encode()
-#: The escape of a character that no encoder has to escape: a name may be spelt with it.
-_NEEDLESS = re.compile(rb"\\u00[2-7]")
 #: Why a way to carry an answer is closed; the entry knows it better.
 _CLOSED = "its entry said so"
 
@@ -99,6 +96,4 @@ def plain(body: bytes) -> bool:
 
     No in its bytes (UTF-8 has no zeros), nor spelt with escapes.
     """
-    return (
-        _KV_PARAMS not in body and b"\0" not in body and not (b"\\u00" in body and _NEEDLESS.search(body) is not None)
-    )
+    return _KV_PARAMS not in body and b"\0" not in body and not (b"\\u00" in body and NEEDLESS.search(body) is not None)

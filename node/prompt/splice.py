@@ -9,6 +9,7 @@ other byte of the body stays as the client sent it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 
 import orjson
@@ -19,6 +20,12 @@ KV_PARAMS = "kv_transfer_params"
 
 #: vLLM merges this map into the same place.
 EXTRA_ARGS = "vllm_xargs"
+
+#: The escape of a character that no encoder has to escape: a name may be spelt with it.
+NEEDLESS = re.compile(rb"\\u00[2-7]")
+
+_STREAM = "stream"
+_NO_STREAM = re.compile(rb'"stream"[ \t\r\n]*:[ \t\r\n]*(false|null)')
 
 
 def carries_kv_params(body: Mapping[str, object]) -> bool:
@@ -48,6 +55,9 @@ def splice(
     """
     ours: dict[str, object] = {IDS_FIELD: True} if ask_ids else {}
     ours |= STREAM_FIELDS if gather else {}
+    if gather and strip and not has_kv_params and (turned := _turned(body, ours)) is not None:
+        body, strip = turned, False
+        del ours[_STREAM]
     if has_kv_params or (ours and strip):
         body = _strip(body, ours)
     members = []
@@ -65,6 +75,22 @@ def splice(
     if not _is_empty(body, brace):
         inserted += b","
     return b"".join((body[:brace], inserted, memoryview(body)[brace:]))
+
+
+def _turned(body: bytes, ours: Iterable[str]) -> bytes | None:
+    """The body with true for what it says about a stream; None where that is not plain to see in its bytes.
+
+    Clients say `"stream": false` often, and to parse a long prompt and write it again takes milliseconds.
+    """
+    if any(body.count(b'"%s"' % name.encode()) != (name == _STREAM) for name in ours):
+        return None
+    if b"\0" in body or (b"\\u00" in body and NEEDLESS.search(body) is not None):
+        return None  # names may be spelt otherwise
+    at = body.index(b'"%s"' % _STREAM.encode())
+    value = _NO_STREAM.match(body, at)
+    if value is None or body[at - 1 : at] == b"\\":
+        return None
+    return b"".join((body[: value.start(1)], b"true", memoryview(body)[value.end() :]))
 
 
 def _is_empty(body: bytes, start: int) -> bool:

@@ -137,6 +137,8 @@ class Carried:
                 self._refuse(call, refusal, late=gathering.failure.late)
         except UnlikeError as error:
             self._learn_unlike(call, str(error))
+            if plan.target != self._name:  # it may have been left in its middle, and another one begins
+                await self._peers.settled(opened)
             return None
         self._notes.gathered("whole" if gathering.failure is None else "failed")
         self._notes.answered(call, plan, status, first_byte_s=first_byte_s, told=dict(opened.headers))

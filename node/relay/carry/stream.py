@@ -351,7 +351,8 @@ class CarriedStream:
 
     async def _end_broken(self, response: Reader, lost: Lost, why: str, refusal: Refusal | None = None) -> None:
         self.error = lost.why
-        message = f"The stream broke off: {lost.why}. It cannot go on elsewhere: {why}."[:MAX_MESSAGE]
+        what = "answer" if isinstance(response, Gathering) else "stream"
+        message = f"The {what} broke off: {lost.why}. It cannot go on elsewhere: {why}."[:MAX_MESSAGE]
         if isinstance(response, Gathering):
             said = own_words(lost.event) if refusal is None else None
             response.failure = Failure(refusal or _unanswered(message), said)

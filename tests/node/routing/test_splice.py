@@ -113,3 +113,42 @@ def test_what_makes_a_stream_of_an_answer_in_one_piece(body: bytes) -> None:
     assert json.loads(splice(body, None, has_kv_params=False, gather=True, strip=strip)) == {
         key: value for key, value in told.items() if key != "return_token_ids"
     }
+
+
+@given(
+    st.dictionaries(KEYS | st.sampled_from(["stream", "stream_options", "return_token_ids", "a"]), JSON, max_size=5),
+    st.sampled_from([False, None]),
+    st.booleans(),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_a_stream_is_made_of_any_body_that_asks_for_none(
+    fields: dict[str, object], said: bool | None, first: bool, indent: int | None, ascii_only: bool
+) -> None:
+    for name in ("kv_transfer_params", "vllm_xargs"):
+        fields.pop(name, None)
+    fields.pop("stream", None)
+    fields = {"stream": said, **fields} if first else {**fields, "stream": said}
+    body = json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    raw = splice(body, None, has_kv_params=False, ask_ids=True, gather=True, strip=True)
+    made = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    assert json.loads(raw) == {**fields, **made}
+
+
+@pytest.mark.parametrize(
+    ("body", "turned"),
+    [
+        (b'{"x":1.10,"stream":false}', b'"x":1.10,"stream":true}'),
+        (b'{"stream" :\n null ,"x":"stream it"}', b'"stream" :\n true ,"x":"stream it"}'),
+        (b'{"x":{"stream":false},"stream":false}', b""),
+        (b'{"x":"stream","stream":false}', b""),
+        (b'{"a \\"stream":false,"stre\\u0061m":false}', b""),
+        (b'{"a":{"stream":false},"stream_options":null}', b""),
+        (b'{"a":{"stream":false},"return_token_ids":false}', b""),
+    ],
+)
+def test_no_stream_is_made_a_stream_in_place_where_it_is_plain_to_see(body: bytes, turned: bytes) -> None:
+    raw = splice(body, None, has_kv_params=False, ask_ids=True, gather=True, strip=True)
+    assert raw.endswith(turned) and (not turned or raw.startswith(b'{"return_token_ids":true,"stream_options":'))
+    made = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    assert json.loads(raw) == {**json.loads(body), **made}
