@@ -32,6 +32,8 @@ class Work:
     begun: float
     tokens: list[float] = field(default_factory=list)
     ended: float | None = None
+    #: How many they were, as far as that was noted.
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Verdict:
     carried: Mapping[str, str]
     #: When that second engine computed its first token, monotonic seconds.
     resumed: Mapping[str, float]
+    #: Tokens that all engines together computed for each request that was carried.
+    computed: Mapping[str, int]
     duplicates: tuple[str, ...]
     unreachable: tuple[str, ...]
     #: Work that never ended although its engine lives.
@@ -62,6 +66,7 @@ def read(files: Iterable[tuple[str, Path]]) -> dict[str, list[Work]]:
             if note["what"] == "begin" or key not in open_works:
                 open_works[key] = Work(node, note["pid"], note["at"])
                 works[note["id"]].append(open_works[key])
+            open_works[key].count = max(open_works[key].count, note["tokens"])
             if note["what"] == "token":
                 open_works[key].tokens.append(note["at"])
             elif note["what"] == "end":
@@ -77,6 +82,7 @@ def judge(
     """Judge a run. `entries`: the entry of each request; `living`: pids of the engines that run at the end."""
     carried: dict[str, str] = {}
     resumed: dict[str, float] = {}
+    computed: dict[str, int] = {}
     duplicates: list[str] = []
     unreachable: list[str] = []
     unfinished: list[str] = []
@@ -84,6 +90,7 @@ def judge(
         computing = [work for work in found if work.tokens]
         if len(computing) > 1:
             resumed[rid] = computing[1].tokens[0]
+            computed[rid] = sum(work.count for work in computing)
             carried[rid] = _cause(computing[0], computing[1].begun, troubles, entries.get(rid, ""))
         for first, second in itertools.pairwise(computing):
             overlap = first.tokens[-1] - second.tokens[0]
@@ -94,7 +101,7 @@ def judge(
             text = f"{rid}: {first.node} went on {overlap:.1f} s after {second.node} began"
             (duplicates if late > GRACE_S else unreachable).append(text)
         unfinished += [f"{rid} on {work.node}" for work in found if work.ended is None and work.pid in living]
-    return Verdict(carried, resumed, tuple(duplicates), tuple(unreachable), tuple(unfinished))
+    return Verdict(carried, resumed, computed, tuple(duplicates), tuple(unreachable), tuple(unfinished))
 
 
 def _cause(first: Work, at: float, troubles: Sequence[Trouble], entry: str) -> str:

@@ -47,6 +47,7 @@ class Report:
         """One flat object."""
         carried = [s for s in self.sent if s.asked.rid in self.verdict.carried and s.end is End.RIGHT]
         streams = [s for s in carried if s.asked.stream]
+        others = [s for s in carried if not s.asked.stream]
         pauses = sorted(self._pause_s(s) for s in streams)
         firsts = sorted(s.first_s for s in self.sent if s.first_s is not None)
         return {
@@ -70,7 +71,11 @@ class Report:
             "fills": self.done["fill"],
             "garbage": self.done["garbage"],
             "carried_streams": len(streams),
-            "carried_others": len(carried) - len(streams),
+            "carried_others": len(others),
+            "carried_streams_tokens": _tokens(streams),
+            "carried_others_tokens": _tokens(others),
+            "again_streams_tokens": self._again(streams),
+            "again_others_tokens": self._again(others),
             # Only engines with journals can be asked.
             "duplicate_decodes": len(self.verdict.duplicates) if self.engines.journals else None,
             "unreachable_decodes": len(self.verdict.unreachable) if self.engines.journals else None,
@@ -87,6 +92,10 @@ class Report:
             "no_cuts": self.no_cuts,
             **self.more,
         }
+
+    def _again(self, carried: Sequence[Sent]) -> int:
+        """Tokens of these answers that were computed more than once."""
+        return sum(max(0, self.verdict.computed[s.asked.rid] - s.asked.completion_tokens) for s in carried)
 
     def _pause_s(self, sent: Sent) -> float:
         return sent.pause_s(self.verdict.resumed[sent.asked.rid])
@@ -118,6 +127,10 @@ class Report:
             "(no fault) could not be told": self.verdict.unreachable,
         }
         return [f"{kind}: {text}" for kind, texts in told.items() for text in list(texts)[:MAX_SHOWN]]
+
+
+def _tokens(sent: Sequence[Sent]) -> int:
+    return sum(s.asked.completion_tokens for s in sent)
 
 
 def _told(sent: Sent) -> str:

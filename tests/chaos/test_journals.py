@@ -14,7 +14,7 @@ from node.emulator.serve.journal import Journal
 
 def work(node: str, first: float, last: float, *, pid: int = 1, ended: float | None = None) -> Work:
     times = [first + step * (last - first) / 10 for step in range(11)]
-    return Work(node, pid, first - 0.1, times, last if ended is None else ended)
+    return Work(node, pid, first - 0.1, times, last if ended is None else ended, count=len(times))
 
 
 def verdict(works: list[Work], *troubles: Trouble, living: frozenset[int] = frozenset()) -> Verdict:
@@ -24,7 +24,7 @@ def verdict(works: list[Work], *troubles: Trouble, living: frozenset[int] = froz
 def test_one_after_the_other_is_carried_and_no_duplicate() -> None:
     found = verdict([work("a", 0, 5), work("b", 6, 9)], Trouble("killed", "a", 5.0, 8.0))
     assert (found.carried, found.duplicates, found.unreachable) == ({"r": "killed"}, (), ())
-    assert found.resumed == {"r": 6.0}
+    assert found.resumed == {"r": 6.0} and found.computed == {"r": 22}
 
 
 def test_the_pause_of_a_carried_stream_is_the_one_after_which_the_other_engine_spoke() -> None:
@@ -94,5 +94,5 @@ def test_what_an_engine_writes_is_what_is_read(tmp_path: Path) -> None:
     works = read([("a", path), ("b", tmp_path / "none")])
     assert set(works) == {"r", "cut"}
     (whole,), (cut,) = works["r"], works["cut"]
-    assert (whole.begun, whole.tokens, whole.ended) == (10.0, [11.0, 12.0], 13.0)
+    assert (whole.begun, whole.tokens, whole.ended, whole.count) == (10.0, [11.0, 12.0], 13.0, 3)
     assert (cut.begun, cut.tokens, cut.ended) == (14.0, [], None)
