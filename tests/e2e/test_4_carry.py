@@ -242,6 +242,36 @@ async def test_an_answer_in_one_piece_is_the_engine_s_own_to_the_last_member(cli
     assert await gathered(client) - before == (what in GATHERED)
 
 
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "two greedy choices": (CHAT, chat(n=2)),
+    "a token that is none": (CHAT, chat(logit_bias={"9999999": 1})),
+    "no such token": (TEXT, text(allowed_token_ids=[9999999])),
+    "a limit beyond the context": (CHAT, chat(max_tokens=100_000)),
+    "a temperature below zero": (TEXT, text(temperature=-1)),
+    "ids beyond the vocabulary": (TEXT, text(prompt=[9999999])),
+    "no messages": (CHAT, {"messages": [], "max_tokens": 100}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_what_the_engine_refuses_is_refused_in_its_own_words(client: Client, what: str) -> None:
+    """Also where it notices only when the stream has begun."""
+    await ready(client, "red", "green", "blue")
+    path, body = REFUSED[what]
+    sent = {"model": MODEL, "temperature": 0, **body}
+    socket = (await client.state("green"))["engine"]["address"].removeprefix("unix:")
+    headers = {"x-grapevine-force-target": "green"}
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket)) as session,
+        session.post(f"http://engine{path}", json=sent) as direct,
+        client.session.post(client.cluster["red"].url + path, json=sent, headers=headers) as response,
+    ):
+        own, told = await direct.json(), await response.json()
+        print(direct.status, own)
+        assert 400 <= direct.status < 500
+        assert (response.status, told) == (direct.status, own)
+
+
 async def gathered(client: Client) -> float:
     """Answers that `red` has put together."""
     async with client.session.get(client.cluster["red"].url + "/metrics") as response:
