@@ -22,6 +22,8 @@ async def breakable() -> AsyncIterator[Cluster]:
             await whole.add(name, engine=FaultyEngine(whole.folder / f"{name}.fake", decodes=decodes))
         await whole.agree()
         yield whole
+        for member in whole.members:
+            await member.faulty.until_quiet()  # one that was left a moment ago hears of it now
         assert not decodes.doubled
         assert not decodes.open
         for member in whole.members:
