@@ -3,8 +3,8 @@
 What is real: `node.decide` with its policies, `LoadMeter`, `Roster`, `PeerPrefixes` and `OwnSends`. What is modelled:
 - Load vectors are taken every `vector_s` and seen `delay_s` later. Entries share a few rosters, each with its own
   phases, instead of having one each: what an entry sent itself stays its own.
-- Prefix digests reach everybody `digest_s` after the engine got a prompt, stored or evicted a block. One trace block of 512 tokens
-  counts as one chunk; the bounds of the index are divided by four, since a real chunk is about 128 tokens.
+- Prefix digests reach everybody `digest_s` after the engine got a prompt, stored or evicted a block. One trace block
+  of 512 tokens counts as one chunk; the bounds of the index are divided by four: a real chunk is about 128 tokens.
 - Pulled blocks come one pull after the other from each source, at `net_bytes_s`.
 """
 
