@@ -1,0 +1,15 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.node.fakes.cluster import cluster
+from tests.node.http.kv_pair import Pair
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    async with cluster() as nodes:
+        both = Pair(nodes)
+        yield both
+        for connector in both.connectors.values():
+            await connector.close()
