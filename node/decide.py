@@ -139,6 +139,7 @@ def _question(
         source_tokens=None if giving is None else mapped(giving, lambda chunks: request.matched_tokens(chunks, tokens)),
         source_chunks=giving,
         near=near,
+        reuse=view.reuse,
         unseen=view.unseen,
         typical=_typical(view, model),
         refused=len(options.visited),

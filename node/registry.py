@@ -154,6 +154,7 @@ class Registry:
 
     def sent(self, plan: Plan) -> Callable[[bool], None]:
         """Count a request as sent until the returned function is called; our own vector counts itself."""
+        self.roster.asked(plan.prompt_tokens, plan.matched_tokens)
         if plan.target == self.name:
             return lambda whole: None
         trial = self.circuits.sent(plan.target, self._clock())

@@ -18,7 +18,7 @@ from node.models import ModelInfo
 from node.peerprefix import PeerPrefixes
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN
 from node.sends import OwnSends
-from node.view import Candidate, ClusterView, NodeState, Typical
+from node.view import PRIOR_REUSE, Candidate, ClusterView, NodeState, Typical
 
 #: Nodes remembered, dead ones included.
 MAX_NODES = 2048
@@ -30,6 +30,9 @@ TYPICAL_S = 0.25
 MAX_RATIOS = 256
 RATIO_STEP = 0.05
 RATIO_RANGE = (0.5, 16.0)
+
+#: How fast the share of prompts that somebody holds is learnt: half of it in 14 requests.
+REUSE_STEP = 0.05
 
 #: Shorter prompts tell more about the chat template than about the text.
 MIN_RATIO_BYTES = 2048
@@ -53,6 +56,7 @@ class Roster:
         #: Emptied whenever a node comes, goes or serves other models.
         self._shortest: dict[str, int] = {}
         self._ratios: OrderedDict[str, float] = OrderedDict()
+        self._reuse = PRIOR_REUSE
 
     def member(self, name: str, state: NodeState, *, incarnation: int, rtt_ms: float | None = None) -> None:
         """Gossip saw a member or a change of one. A new incarnation has lost its load and its prefixes."""
@@ -131,6 +135,11 @@ class Roster:
         if len(self._ratios) > MAX_RATIOS:
             self._ratios.popitem(last=False)
 
+    def asked(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A request of ours goes to a node that should find so many tokens of its prompt."""
+        if prompt_tokens > 0:
+            self._reuse += REUSE_STEP * (min(1.0, cached_tokens / prompt_tokens) - self._reuse)
+
     def names(self) -> list[str]:
         """Every known node."""
         return list(self._nodes)
@@ -154,6 +163,7 @@ class Roster:
             candidates=tuple(candidates),
             matched=self.prefixes.longest(chunks),
             promised=self.prefixes.promised,
+            reuse=self._reuse,
             unseen=self.sends.unseen,
             bytes_per_token=self._ratios,
             typical=self._typical,

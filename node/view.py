@@ -19,6 +19,9 @@ from node.prefill import UNMEASURED, PrefillTime
 #: Round trip assumed for a peer that was never measured, in milliseconds.
 UNKNOWN_RTT_MS = 1.0
 
+#: Share of what is asked for that is taken to be held somewhere, before anything was asked for.
+PRIOR_REUSE = 0.5
+
 
 class NodeState(enum.Enum):
     """Membership as gossip sees it."""
@@ -107,6 +110,8 @@ class ClusterView:
     matched: Mapping[str, int] = field(default_factory=dict)
     #: Node name -> chunks, of whatever prompt, that it does not hold yet, though they are counted (`node.peerprefix`).
     promised: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
+    #: Share of what clients asked for here of late that somebody held.
+    reuse: float = PRIOR_REUSE
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     #: Bytes of canonical text per token, learnt per model.
     bytes_per_token: Mapping[str, float] = field(default_factory=dict)

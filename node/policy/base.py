@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from node.models import ModelInfo
-from node.view import Candidate, Typical, Unseen
+from node.view import PRIOR_REUSE, Candidate, Typical, Unseen
 
 
 class CandidateCost(NamedTuple):
@@ -82,6 +82,8 @@ class Question:
     source_chunks: Mapping[str, int] | None = None
     #: Those of them that are weighed for it, the ones that hold most; None = all.
     near: Collection[str] | None = None
+    #: Share of what is asked for that somebody holds, of late.
+    reuse: float = PRIOR_REUSE
     unseen: Mapping[str, Unseen] = field(default_factory=dict)
     typical: Typical = field(default_factory=Typical)
     #: Nodes that refused this request already, being full.

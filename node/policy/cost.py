@@ -7,8 +7,8 @@
     prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
     barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it
-    burden  = BURDEN_SHARE * (prefill - what it would be with the longest prefix that anybody holds)
-            + COPY_SHARE * (prefill without the pull - prefill)
+    burden  = (WORK_SHARE + EVICT_SHARE * reuse) * (prefill - what it would be with the longest prefix of all nodes)
+            + COPY_SHARE * reuse * (prefill without the pull - prefill)
 
 Times of a candidate are its own, mixed with those typical for the model: where they rest on n recent requests, they
 count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and whom nobody used is tried again.
@@ -16,9 +16,10 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 The burden is what others pay: those who come later wait for work that need not have been done, and the copy it makes
 drives somebody's prefix out of the cache, to be computed again. Without it every full moment scatters conversations,
 which makes more work and fuller moments: on long prompts a cluster at 80 % of what it could do never recovers.
-At load r a second of work makes those behind it wait r / (1 - r) seconds in all: 4 at 80 %, 9 at 90 %. A pulled copy
-drives out as much as a computed one, which somebody may ask for again: on long prompts a cluster that takes copies for
-free has each prefix several times, and most of them nowhere.
+At load r a second of work makes those behind it wait r / (1 - r) seconds in all: 2 at 67 %, 4 at 80 %. What a copy
+drives out, computed or pulled, is asked for again about as often as anything that is asked for is found: `reuse`, the
+share of recent prompts that somebody held. On long prompts that come again a cluster that takes copies for free has
+each prefix several times, and most of them nowhere; where little comes again, copies are cheap.
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
@@ -87,10 +88,12 @@ class CostConfig:
     #: Gaps by which each active request delays ours.
     active_share: float = 2.0
     barrier_ms: float = 150.0
-    #: Times that work which a holder would spare counts beyond its own duration.
-    burden_share: float = 8.0
-    #: Times that work which a pull spares counts for what the copy drives out.
-    copy_share: float = 2.0
+    #: Times that work which a holder would spare counts beyond its own duration: for those who wait, and, by how much
+    #: is asked for again, for what it drives out.
+    work_share: float = 2.0
+    evict_share: float = 10.0
+    #: Times that work which a pull spares counts for what the copy drives out, by how much is asked for again.
+    copy_share: float = 3.0
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
 
@@ -230,9 +233,12 @@ class Cost:
         burden_ms = 0.0
         if most > cached:
             spared_ms = prefill_ms - prefill.ms(most, question.prompt_tokens - most)
-            burden_ms = config.burden_share * spared_ms if spared_ms > 0 else 0.0
+            if spared_ms > 0:
+                burden_ms = (config.work_share + config.evict_share * question.reuse) * spared_ms
         if pull.tokens:
-            burden_ms += config.copy_share * (prefill.ms(held, question.prompt_tokens - held) - prefill_ms)
+            burden_ms += (
+                config.copy_share * question.reuse * (prefill.ms(held, question.prompt_tokens - held) - prefill_ms)
+            )
         return CandidateCost(
             name,
             hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,

@@ -213,10 +213,13 @@ class SimCluster:
         self._sync(entry, self._rosters[number])
         return replace(seen, candidates=tuple(candidates), unseen=entry.sends.unseen)
 
+    def roster(self, entry: SimNode) -> Roster:
+        """What an entry knows, with those who share it."""
+        return self._rosters[entry.number % len(self._rosters)]
+
     def fresh(self, entry: SimNode, target: SimNode) -> None:
         """A target refused, and told its load: to all who share the roster, though only one of them asked."""
-        roster = self._rosters[entry.number % len(self._rosters)]
-        roster.fresh(target.name, target.vector(self.now), self.now)
+        self.roster(entry).fresh(target.name, target.vector(self.now), self.now)
 
     def _sync(self, entry: SimNode, roster: Roster) -> None:
         """Compare our own sends with the vectors that came since."""
@@ -255,6 +258,7 @@ class Grapevine:
                 visited.append(plan.target)
             cluster.fresh(entry, target)
         request.predicted = plan.matched_tokens
+        cluster.roster(entry).asked(plan.prompt_tokens, plan.matched_tokens)
         if target is not entry:
             entry.sends.sent(request.rid, target.name, plan.cost.prefill_ms, now)
             entry.synced.setdefault(target.name, -1.0)

@@ -16,7 +16,7 @@ from node.policy import POLICIES, CandidateCost, Choice, Policy, Question, make_
 from node.policy.cost import Cost, CostConfig
 from node.policy.pull import FAR_MS, PullModel
 from node.prefill import PrefillTime
-from node.view import Candidate, Typical, Unseen
+from node.view import PRIOR_REUSE, Candidate, Typical, Unseen
 from tests.node.routing.building import MODEL, NOW, info, node
 
 
@@ -163,8 +163,9 @@ def test_computing_again_what_somebody_holds_costs_the_others_more_than_itself()
     # 1000 tokens at 500 a second: the holder of 800 spares 1600 ms, who has 200 himself would spare 1200 of them
     asked = {"matched_tokens": {"a": 800, "c": 200}}
     found = {name: terms(Cost(), node(name, prefill_tps=500.0), **asked) for name in ("a", "b", "c")}
-    share = CostConfig().burden_share
+    share = CostConfig().work_share + CostConfig().evict_share * PRIOR_REUSE
     assert share > 1 and [found[name].burden_ms for name in ("a", "b", "c")] == [0.0, share * 1600.0, share * 1200.0]
+    assert terms(Cost(), node("b", prefill_tps=500.0), **asked, reuse=0.0).burden_ms == CostConfig().work_share * 1600.0
     assert terms(Cost(), node("b", prefill_tps=500.0)).burden_ms == 0.0
 
 
@@ -224,7 +225,8 @@ def test_pulling_is_chosen_when_it_beats_computing_by_the_margin() -> None:
 
 def test_a_copy_costs_the_others_for_what_it_drives_out() -> None:
     cost = pulling(node("a", prefill_tps=400.0), node("b"))
-    assert cost.pulled_tokens == 800 and cost.burden_ms == pytest.approx(CostConfig().copy_share * 2000.0)
+    assert cost.pulled_tokens == 800 and cost.burden_ms == pytest.approx(CostConfig().copy_share * PRIOR_REUSE * 2000.0)
+    assert pulling(node("a", prefill_tps=400.0), node("b"), reuse=0.0).burden_ms == 0.0
 
 
 def test_only_what_the_target_lacks_is_pulled() -> None:
@@ -278,7 +280,7 @@ def test_a_forced_source_is_used_whether_it_pays_or_not() -> None:
 def test_the_holder_wins_only_inside_its_cost() -> None:
     policy = Cost()
     # Computing 800 tokens again takes as long as a queue of 800, and the others pay some times that.
-    even = 800 + round(800 * CostConfig().burden_share)
+    even = 800 + round(800 * (CostConfig().work_share + CostConfig().evict_share * PRIOR_REUSE))
     for queued, wins in ((0, "b"), (even - 100, "b"), (even + 100, "a")):
         holder = node("b", prefill_tps=500.0, queued_tokens=queued)
         other = node("a", prefill_tps=500.0)

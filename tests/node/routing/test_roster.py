@@ -16,7 +16,7 @@ from node.plan import Plan
 from node.policy import make_policy
 from node.roster import Roster
 from node.sends import OwnSends
-from node.view import NodeState, Unseen
+from node.view import PRIOR_REUSE, NodeState, Unseen
 from tests.node.routing.building import MODEL, info, request
 
 READY = LoadVector(ready=True)
@@ -233,3 +233,15 @@ def test_a_row_that_was_under_way_while_the_node_told_its_load_itself_does_not_t
     assert made.get("b").load.waiting == 9  # type: ignore[union-attr]
     assert made.row("b", incarnation=1, seq=5, load=LoadVector(waiting=3), age_s=0.1, now=2.3)
     assert made.get("b").load.waiting == 3  # type: ignore[union-attr]
+
+
+def test_how_much_of_what_is_asked_for_is_held_somewhere_is_learnt() -> None:
+    roster = Roster("a")
+    assert roster.view([], LoadVector(), 0.0).reuse == PRIOR_REUSE
+    for _ in range(200):
+        roster.asked(1000, 900)
+        roster.asked(0, 0)
+    assert roster.view([], LoadVector(), 0.0).reuse > 0.88
+    for _ in range(200):
+        roster.asked(1000, 0)
+    assert roster.view([], LoadVector(), 0.0).reuse < 0.05

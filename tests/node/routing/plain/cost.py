@@ -120,10 +120,11 @@ class PlainCost:
         barrier_ms = self._barrier(candidate, question)
         best = max([cached, *question.matched_tokens.values()])
         spared_ms = prefill_ms - prefill.ms(best, max(0, question.prompt_tokens - best))
-        burden_ms = self.config.burden_share * max(0.0, spared_ms) if best > cached else 0.0
+        again = self.config.work_share + self.config.evict_share * question.reuse
+        burden_ms = again * max(0.0, spared_ms) if best > cached else 0.0
         if pull.tokens:
             alone_ms = prefill.ms(held, max(0, question.prompt_tokens - held))
-            burden_ms += self.config.copy_share * (alone_ms - prefill_ms)
+            burden_ms += self.config.copy_share * question.reuse * (alone_ms - prefill_ms)
         return CandidateCost(
             name=candidate.name,
             total_ms=hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,
