@@ -91,9 +91,9 @@ class CostConfig:
     #: Times that work which a holder would spare counts beyond its own duration: for those who wait, and, by how much
     #: is asked for again, for what it drives out.
     work_share: float = 2.0
-    evict_share: float = 10.0
+    evict_share: float = 8.0
     #: Times that work which a pull spares counts for what the copy drives out, by how much is asked for again.
-    copy_share: float = 3.0
+    copy_share: float = 2.0
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
 
