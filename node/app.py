@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -14,6 +13,7 @@ from gossip import GossipError
 from kvmigrate.errors import KvError
 from node import banner, logs
 from node.assembly import Node
+from node.collector import spare_collector
 from node.errors import GrapevineError
 from node.settings import Settings
 
@@ -22,10 +22,6 @@ __all__ = ["Node", "run"]
 #: Exit statuses: ended as asked; could not start.
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
-
-#: Objects made before the collector looks for cycles (Python: 700), and how many such looks make a look at older ones.
-#: A request makes a few hundred objects and no cycles: the rare ones that errors make can wait.
-GC_THRESHOLD = (20_000, 20, 20)
 
 _log = logging.getLogger("grapevine")
 
@@ -67,13 +63,6 @@ async def _run(settings: Settings, as_json: bool) -> int:
         await node.stop()
     say(f"grapevine node {settings.name} has stopped")
     return EXIT_OK
-
-
-def spare_collector() -> None:
-    """Take what was made so far out of the collector's sight: modules and parts that live as long as the process."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
 
 
 def _asked_to_stop(node: Node, stop: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -52,7 +53,7 @@ from node.relay.forward import PeerRunner
 from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
 from node.relay.ports import Notes, Peers, Runner
-from node.reload import Reloader
+from node.reload import CLIENTS, TLS, Reloader
 from node.reporter import Reporter
 from node.room import WaitingRoom
 from node.runfiles import claim
@@ -63,6 +64,7 @@ from node.tracing import make_tracing
 
 if TYPE_CHECKING:
     from node.tracing.tracing import Tracing
+    from node.workers.front import Front
 
 #: Seconds to announce ourselves by multicast DNS; without it a node still joins by address.
 DISCOVERY_S = 5.0
@@ -122,13 +124,13 @@ class Node:
         self.http_port = 0
         self._on_leave = on_leave
         self._clock = clock
-        self._rng = rng or random.Random()
+        self.rng = rng or random.Random()
         self._config = gossip_config or gossip_preset(settings)
         self._stack = AsyncExitStack()
         self._stopping = False
         self._hurried = asyncio.Event()
         self._grace_s = settings.stop_grace_s
-        self._http: HttpServer | None = None
+        self._http: HttpServer | Front | None = None
         self._routes: Routes | None = None
 
         self.tracing = tracing or make_tracing(settings)
@@ -155,6 +157,8 @@ class Node:
         self.kv.on_report = self.local.sign
         #: Runs what peers forward to us.
         self.guests = WatchedRunner(self._traced_local(), self.flows)
+        self.peers = self._make_peers()
+        self.policy = make_policy(settings.policy)
         self.dispatcher = self._make_dispatcher()
         self.host = HostFacts()
         self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
@@ -211,28 +215,39 @@ class Node:
         stack.push_async_callback(self.client.close)
         await self._start_gossip()
         self._routes = make_routes(self, self._clock)
-        self._http = HttpServer(self._routes.router())
         stack.push_async_callback(self.drainer.close)
         stack.push_async_callback(self.engine.stop)
-        stack.push_async_callback(self._http.close)
-        await self._http.start(listener, tls)
+        if settings.workers > 1:
+            self._http = await self._start_workers(listener, self._routes)
+        else:
+            self._http = HttpServer(self._routes.router())
+            stack.push_async_callback(self._http.close)
+            await self._http.start(listener, tls)
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
         self.host.look()
         await self._start_discovery()
 
+    async def _start_workers(self, listener: socket.socket, routes: Routes) -> Front:
+        from node.workers.setup import make_front  # nobody else needs these modules
+
+        front = make_front(self, routes.peer, self._clock)
+        self._stack.push_async_callback(front.close)
+        await front.start(listener, routes.router())
+        return front
+
     def _start_tls(self) -> ssl.SSLContext | None:
         if self.tls is None:
             return None
         context = self.tls.start()
-        self.reloader.add("TLS certificate", self.tls.files, self.tls.reload)
+        self.reloader.add(TLS, self.tls.files, self.tls.reload)
         return context
 
     def _start_clients(self) -> None:
         if self.access.path is not None:
             self.access.load()
-            self.reloader.add("clients", [self.access.path], self.access.load)
+            self.reloader.add(CLIENTS, [self.access.path], self.access.load)
 
     async def _start_gossip(self) -> None:
         settings = self.settings
@@ -246,7 +261,7 @@ class Node:
             Identity(settings.name, settings.cluster, incarnation, host, port, meta.encode()),
             self._config,
             listener=self.registry.on_gossip,
-            rng=self._rng,
+            rng=self.rng,
             bind_host=settings.host if settings.host in addresses.WILDCARD_HOSTS else None,
             keyring=self.keys.ring,
         )
@@ -272,7 +287,7 @@ class Node:
         except (OSError, TimeoutError) as error:
             _log.warning("no multicast DNS here (%s): use --join", error or "it takes too long")
 
-    async def _leave_well(self, http: HttpServer) -> None:
+    async def _leave_well(self, http: HttpServer | Front) -> None:
         """End without anybody noticing; the caller sets the deadline."""
         self.readiness.leave()
         self.drainer.begin(self._grace_s)
@@ -282,9 +297,12 @@ class Node:
         await http.stop_accepting()
         await http.idle()
 
-    async def _break_off(self, http: HttpServer) -> None:
+    async def _break_off(self, http: HttpServer | Front) -> None:
         """Tell the clients whose answers are not over that they end here."""
-        self.dispatcher.end_streams("the node that it came through is stopping")
+        why = "the node that it came through is stopping"
+        self.dispatcher.end_streams(why)
+        if not isinstance(http, HttpServer):
+            http.end_streams(why)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BREAK_OFF_S):
                 await http.idle()
@@ -329,6 +347,10 @@ class Node:
     def vector(self) -> LoadVector:
         """Our own load, now."""
         return self.reporter.vector()
+
+    def workers(self) -> list[dict[str, object]]:
+        """The processes that serve HTTP, where there are several."""
+        return [] if self._http is None or isinstance(self._http, HttpServer) else self._http.snapshot()
 
     # --- the parts
 
@@ -380,8 +402,8 @@ class Node:
     def _traced_local(self) -> Runner:
         return self.local if self.tracing is None else self.tracing.runner(self.local)
 
-    def _make_dispatcher(self) -> Dispatcher:
-        peers: Peers = PeerRunner(
+    def _make_peers(self) -> PeerRunner:
+        return PeerRunner(
             self.client,
             self.deadlines,
             self.downs,
@@ -389,13 +411,16 @@ class Node:
             load_of=self.registry.load,
             moves_of=self.registry.moves,
         )
+
+    def _make_dispatcher(self) -> Dispatcher:
+        peers: Peers = self.peers
         notes: Notes = self.metrics
         if self.tracing is not None:
             peers, notes = self.tracing.peers(peers), self.tracing.notes(notes)
         return Dispatcher(
             self.settings.name,
             cluster=self.registry,
-            policy=make_policy(self.settings.policy),
+            policy=self.policy,
             local=WatchedRunner(self._traced_local(), self.flows),
             peers=WatchedPeers(peers, self.flows),
             room=self.room,
@@ -403,7 +428,7 @@ class Node:
             deadlines=self.deadlines,
             handovers=self.handovers,
             notes=notes,
-            rng=self._rng,
+            rng=self.rng,
             clock=self._clock,
         )
 

@@ -27,9 +27,10 @@ set_request = _request.set
 class JsonLines(logging.Formatter):
     """One JSON object for each record."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, worker: int = 0) -> None:
         super().__init__()
         self._node = node
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -40,6 +41,8 @@ class JsonLines(logging.Formatter):
             "node": self._node,
             "message": record.getMessage()[:MAX_MESSAGE],
         }
+        if self._worker:
+            told["worker"] = self._worker
         if rid := _request.get():
             told["request_id"] = rid
         if record.exc_info:
@@ -50,8 +53,8 @@ class JsonLines(logging.Formatter):
 class ConsoleLines(logging.Formatter):
     """A line for people; control characters of foreign text are made visible."""
 
-    def __init__(self) -> None:
-        super().__init__(_CONSOLE)
+    def __init__(self, worker: int = 0) -> None:
+        super().__init__(_CONSOLE.replace("%(name)s:", f"%(name)s: worker {worker}:") if worker else _CONSOLE)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name of the base class
         """Return the line without the traceback."""
@@ -61,13 +64,16 @@ class ConsoleLines(logging.Formatter):
         return f"{line} [{rid}]" if (rid := _request.get()) else line
 
 
-def set_up(settings: Settings) -> None:
-    """Send the log of this process to standard error in the form and from the level of the settings."""
+def set_up(settings: Settings, *, worker: int = 0) -> None:
+    """Send the log of this process to standard error in the form and from the level of the settings.
+
+    ``worker``: the number of a worker, which is told in each line.
+    """
     form = settings.log_format
     if form == "auto":
         form = "console" if sys.stderr.isatty() else "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(settings.name) if form == "json" else ConsoleLines())
+    handler.setFormatter(JsonLines(settings.name, worker) if form == "json" else ConsoleLines(worker))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("grapevine").setLevel(settings.log_level.upper())
     # An interface without multicast is a warning to it, with a traceback; `assembly` says it where nothing is left.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,10 @@ from node.errors import LocalError
 
 #: Seconds between two looks.
 LOOK_EVERY_S = 2.0
+
+#: What is read again.
+TLS = "TLS certificate"
+CLIENTS = "clients"
 
 _log = logging.getLogger("grapevine")
 
@@ -36,11 +40,16 @@ class Reloader:
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
+        self._followers: list[Callable[[str], Awaitable[None]]] = []
         self._asked = asyncio.Event()
 
     def add(self, what: str, paths: Sequence[Path], reload: Callable[[], None]) -> None:
         """Call ``reload`` in a thread when a file has changed; it raises `LocalError` when it cannot use them."""
         self._watched.append(_Watched(what, paths, reload, _stamp(paths)))
+
+    def subscribe(self, follower: Callable[[str], Awaitable[None]]) -> None:
+        """Call this with what was read again, when it could be used, and wait for it."""
+        self._followers.append(follower)
 
     def ask(self) -> None:
         """Read everything again now, changed or not."""
@@ -66,14 +75,15 @@ class Reloader:
                 watched.seen = stamp
                 await self._reload(watched)
 
-    @staticmethod
-    async def _reload(watched: _Watched) -> None:
+    async def _reload(self, watched: _Watched) -> None:
         try:
             await asyncio.to_thread(watched.reload)
         except LocalError as error:
             _log.error("%s: %s; what was read before stays in use", watched.what, error)
         else:
             _log.info("%s: read again", watched.what)
+            for follower in self._followers:
+                await follower(watched.what)
 
 
 def _stamp(paths: Sequence[Path]) -> Stamp:

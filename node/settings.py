@@ -45,6 +45,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "gossip_port": (0, addresses.MAX_PORT),
     "kv_port": (0, addresses.MAX_PORT),
     "cluster_size": (1, 4096),
+    "workers": (1, 64),
     "max_running": (1, 1_000_000),
     "max_queue": (0, 1_000_000),
     "max_body_mib": (1, 4096),
@@ -128,6 +129,11 @@ class Settings:
         metavar="DIRECTORY",
     )
     kv_spill_gib: float = key(16.0, "Largest file in --kv-spill-dir, GiB; the most used blocks are written first.")
+    workers: int = key(
+        1,
+        "Processes that serve HTTP. More than one where relaying requests and streams keeps a core busy; state, "
+        "decisions and limits stay in one.",
+    )
     max_running: int = key(256, "Requests that run on this node's engine at once.")
     max_queue: int = key(1024, "Requests that wait on this node.")
     max_body_mib: int = key(64, "Largest request body, MiB.")
@@ -201,6 +207,14 @@ class Settings:
         self._check_engine_url()
         self._check_engine_command()
         self._check_paths()
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        if self.workers > 1 and self.otlp_traces_endpoint:
+            raise SettingsError(
+                "--workers and --otlp-traces-endpoint do not go together yet: a trace is kept by one process. Leave "
+                "one of them out"
+            )
 
     def _check_distinct_ports(self) -> None:
         used: dict[int, str] = {}
@@ -284,6 +298,11 @@ class Settings:
     def link_socket(self) -> Path:
         """Unix socket of the engine link (`kvmigrate.link`), that the node listens on."""
         return self.run_dir / f"{self._short_name}.link"
+
+    @property
+    def inner_socket(self) -> Path:
+        """Unix socket on which the workers ask the main process (`node.workers`)."""
+        return self.run_dir / f"{self._short_name}.inner"
 
     @property
     def pool_path(self) -> Path:

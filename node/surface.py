@@ -74,6 +74,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
                 "engine": node.engine.snapshot,
                 "hits": metrics.hits.snapshot,
                 "host": node.host.snapshot,
+                **({"workers": node.workers} if settings.workers > 1 else {}),
             },
             decisions=lambda: metrics.log.latest(clock(), ids=not settings.has_clients),
         ),

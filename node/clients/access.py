@@ -51,6 +51,10 @@ class Access(Collector):
         """The client whose key this is."""
         return self._by_key.get(self._known_by(file.digest_of(key)))
 
+    def named(self, name: str) -> Client | None:
+        """The client of that name."""
+        return self._clients.get(name)
+
     def _take(self, entries: Iterable[file.Entry]) -> None:
         now, before = self._clock(), self._clients
         clients: dict[str, Client] = {}

@@ -401,6 +401,10 @@ class Connection(asyncio.Protocol):
         """No request is here whole: nothing is lost with it that anybody works on."""
         return self._task_idle and not self._waiting
 
+    def once(self) -> None:
+        """End it with the first answer behind which no request has begun."""
+        self._last = True
+
     def finish(self) -> None:
         """End it when every request that has begun to come is answered; an idle one now."""
         self._last = True

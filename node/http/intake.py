@@ -32,10 +32,13 @@ SMALL_BODY_MIB = 1
 
 
 class BodyRoom:
-    """Bytes of large request bodies that the node holds: each until its request is answered."""
+    """Bytes of large request bodies that the node holds: each until its request is answered.
 
-    def __init__(self, max_body_mib: int) -> None:
-        self.limit = BODIES * max_body_mib * _MIB
+    ``share``: so many processes of the node hold bodies.
+    """
+
+    def __init__(self, max_body_mib: int, share: int = 1) -> None:
+        self.limit = max(1, BODIES // share) * max_body_mib * _MIB
         self.used = 0
 
     def hold(self) -> Held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
@@ -18,7 +18,6 @@ from node.http.options import TIMEOUT, client_of, read_options, read_priority, w
 from node.logs import set_request
 from node.plan import Refusal
 from node.prompt import ParsedRequest
-from node.registry import Registry
 from node.relay.call import Call
 from node.relay.dispatch import Dispatcher
 from node.relay.headers import REQUEST_ID, for_upstream, internal, replaced
@@ -33,13 +32,25 @@ _MODELS = "/v1/models"
 _LOAD_HEADER = "endpoint-load-metrics-format"
 
 
+class Names(Protocol):
+    """What is asked of the cluster; `node.registry.Registry` is it."""
+
+    def known(self, name: str) -> bool:
+        """Say whether a node of that name is or was a member."""
+        ...
+
+    def models_union(self) -> dict[str, object]:
+        """Return the answer to `GET /v1/models`."""
+        ...
+
+
 class OpenAi:
     """The routes that clients of the OpenAI API use."""
 
     def __init__(
         self,
         settings: Settings,
-        registry: Registry,
+        registry: Names,
         dispatcher: Dispatcher,
         *,
         bodies: BodyRoom,
@@ -88,6 +99,12 @@ class OpenAi:
             return self._models(request, path)
         if client is None:
             return await self._serve(request, path, arrived, None)
+        return await self._as_client(request, path, arrived, client)
+
+    async def _as_client(
+        self, request: web.BaseRequest, path: str, arrived: float, client: Client
+    ) -> web.StreamResponse:
+        """Serve a client whose requests and tokens are counted."""
         _unless(client.enter(arrived))
         try:
             return await self._serve(request, path, arrived, client)
@@ -100,7 +117,7 @@ class OpenAi:
         with self.bodies.hold() as held:
             call = await self.take(request, path, arrived, held, client)
             if client is not None:
-                _unless(client.spend(most_tokens(call.parsed), self._clock()))
+                self._spend(client, call.parsed)
             try:
                 if self._tracing is None:
                     return await self._dispatcher.run(call, request)
@@ -108,6 +125,9 @@ class OpenAi:
                 return await self._tracing.request(call, self._clock() - arrived, run)
             except Refused as refused:
                 return refusal_response(refused.refusal, call.rid)
+
+    def _spend(self, client: Client, parsed: ParsedRequest) -> None:
+        _unless(client.spend(most_tokens(parsed), self._clock()))
 
     async def take(
         self, request: web.BaseRequest, path: str, arrived: float, held: Held, client: Client | None

@@ -125,17 +125,22 @@ class PeerRoutes:
         return await self._relay(call, outcome, request, (plan.entry, leg[:MAX_LEG]), left)
 
     def _check(self, request: web.BaseRequest) -> tuple[Plan, SignedBody | None]:
-        ours = internal(header_list(request))
-        header = ours.get(PLAN_HEADER, "")
         rid = request.headers.get("X-Request-Id", "")
-        call = PeerCall(request.method, request.raw_path, rid, ours)
+        call = PeerCall(request.method, request.raw_path, rid, internal(header_list(request)))
+        return self.check(call, request.remote)
+
+    def check(self, call: PeerCall, remote: str | None) -> tuple[Plan, SignedBody | None]:
+        """What a call's plan is, and what its body has to be; each call is taken once.
+
+        :raises ApiFailure: it is not genuine, or not for us.
+        """
         try:
-            signed = check_peer(self._signer, call, remote=request.remote, member_hosts=self._registry.member_hosts())
+            signed = check_peer(self._signer, call, remote=remote, member_hosts=self._registry.member_hosts())
         except ApiFailure:
             self._metrics.remote_errors.labels("signature").inc()
             raise
         try:
-            plan = decode_plan(header)
+            plan = decode_plan(call.ours.get(PLAN_HEADER, ""))
         except RemoteError as broken:
             self._metrics.remote_errors.labels("plan").inc()
             raise ApiFailure(ApiError(400, "bad_plan", str(broken))) from broken

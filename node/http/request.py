@@ -133,6 +133,13 @@ class Request(web.BaseRequest):
         #: The first value of each header by its lower-case name.
         self.first = {LOWER[name]: value for name, value in reversed(pairs)}
 
+    def passed_on(self) -> None:
+        """A worker has passed it on (`node.workers.passed`): behind Host its first header names the client."""
+        host, (_, remote), *rest = self.pairs
+        self.pairs = [host, *rest]
+        self._transport_peername = (remote, 0) if remote else None
+        self.first = {LOWER[name]: value for name, value in reversed(self.pairs)}
+
     @property
     def _headers(self) -> CIMultiDictProxy[str]:  # type: ignore[override]
         if self._named is None:

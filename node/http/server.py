@@ -6,15 +6,17 @@ import asyncio
 import itertools
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from aiohttp import web
 
 from node.http.admin import Admin
 from node.http.connection import Connection
 from node.http.explain import Explain
-from node.http.greeter import Greeter
+from node.http.greeter import Greeter, Handshakes
 from node.http.health import HealthRoutes
 from node.http.openai import OpenAi
 from node.http.page import PageRoutes
@@ -31,6 +33,14 @@ LOOKED_AT = 64
 BACKLOG = 1024
 #: Seconds that handlers get to end when they are cut.
 CUT_S = 1.0
+
+
+class Handles(Protocol):
+    """Whoever answers requests; `node.http.router.Router`."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +76,43 @@ class Routes:
         return router
 
 
+class Plainly:
+    """Hands on connections that speak no TLS."""
+
+    def __init__(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._running: set[asyncio.Task[None]] = set()
+
+    def begin(self, connection: socket.socket) -> None:
+        """Begin with one."""
+        task = self._loop.create_task(self._take(connection))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def close(self) -> None:
+        """What was handed on stays."""
+
+    async def _take(self, connection: socket.socket) -> None:
+        with suppress(OSError):  # it is gone again
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+
+
 class HttpServer:
     """Serves a router on a listening socket."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Handles, *, share: int = 1) -> None:
         self._router = router
+        #: It may have one of so many parts of all connections.
+        self._share = share
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
         #: In the order in which they came.
         self._connections: dict[Connection, None] = {}
         self._gone = asyncio.Event()
-        self._closed = False
-        self._server: asyncio.Server | Greeter | None = None
+        self._closed = self._stopped = False
+        self._server: asyncio.Server | Greeter | Handshakes | Plainly | None = None
 
     async def start(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Serve on ``listener``, which is closed with the server."""
@@ -94,13 +128,34 @@ class HttpServer:
         listener.setblocking(False)
         self._server = Greeter(listener, tls, connected)
 
+    def adopt(self, tls: ssl.SSLContext | None = None) -> Callable[[socket.socket], None]:
+        """Serve connections that somebody else accepts: give each to what is returned."""
+        loop = asyncio.get_running_loop()
+
+        def connected() -> Connection:
+            return Connection(self._handle, self, loop)
+
+        greeted = self._server = Handshakes(tls, connected) if tls is not None else Plainly(connected)
+        return greeted.begin
+
+    async def start_inside(self, listener: socket.socket) -> None:
+        """Serve on a Unix socket, which is closed with the server."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: Connection(self._handle, self, loop), sock=listener)
+
     async def stop_accepting(self) -> None:
         """Take no new connections; open ones end with the answers that they wait for, idle ones now."""
+        self._stopped = True
         if self._server is not None:
             server, self._server = self._server, None
             server.close()
         for connection in list(self._connections):
             connection.finish()
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._connections)
 
     @property
     def answering(self) -> int:
@@ -125,9 +180,11 @@ class HttpServer:
 
     def opened(self, connection: Connection) -> bool:
         """Count a connection; False when there are too many, or it was accepted just before we closed."""
-        if self._closed or (len(self._connections) >= MAX_CONNECTIONS and not self._make_room()):
+        if self._closed or (len(self._connections) >= -(-MAX_CONNECTIONS // self._share) and not self._make_room()):
             return False
         self._connections[connection] = None
+        if self._stopped:  # it was accepted before, and handed over just now
+            connection.once()
         return True
 
     def _make_room(self) -> bool:

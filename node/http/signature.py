@@ -61,6 +61,10 @@ class SignedBody:
     _key: bytes
     _tag: bytes
 
+    def secrets(self) -> tuple[bytes, bytes]:
+        """What it is made of, for a worker that reads the body."""
+        return self._key, self._tag
+
     def matches(self, body: bytes) -> bool:
         """Whether this is the body that was signed."""
         return hmac.compare_digest(Poly1305.generate_tag(self._key, body), self._tag)

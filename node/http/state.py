@@ -13,7 +13,7 @@ from node.load import LoadVector
 from node.registry import Registry
 
 Members = Callable[[], list[MemberView]]
-Snapshot = Callable[[], dict[str, object]]
+Snapshot = Callable[[], dict[str, object] | list[dict[str, object]]]
 
 
 class StateRoutes:

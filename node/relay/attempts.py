@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -24,6 +25,24 @@ MAX_BROKEN = 3
 LEAST_S = 0.001
 #: Longest message of a refusal, characters.
 _MAX_MESSAGE = 2000
+
+
+class Past(NamedTuple):
+    """What a request has tried, as plain values: see `Attempts`."""
+
+    avoided: tuple[str, ...]
+    until: float
+    stood: bool
+    keeps_turn: bool
+    must_wait: bool
+    was_busy: bool
+    bounces: int
+    asked: int
+    busy: tuple[str, ...]
+    broken: int
+    failures: tuple[tuple[str, str], ...]
+    left: str
+    waited_s: float
 
 
 class Attempts:
@@ -50,6 +69,40 @@ class Attempts:
         self._broken = 0
         self._failures: dict[str, str] = {}
         self._left = ""
+
+    def past(self) -> Past:
+        """What was tried, for another process that goes on with it."""
+        return Past(
+            tuple(self._avoided),
+            self.until,
+            self.stood,
+            self.keeps_turn,
+            self.must_wait,
+            self.was_busy,
+            self._bounces,
+            self._asked,
+            tuple(self._busy),
+            self._broken,
+            tuple(self._failures.items()),
+            self._left,
+            self.waited_s,
+        )
+
+    def adopt(self, past: Past) -> None:
+        """Go on from what another process has tried with this request."""
+        self._avoided = past.avoided
+        self.until = past.until
+        self.stood = past.stood
+        self.keeps_turn = past.keeps_turn
+        self.must_wait = past.must_wait
+        self.was_busy = past.was_busy
+        self._bounces = past.bounces
+        self._asked = past.asked
+        self._busy = list(past.busy)
+        self._broken = past.broken
+        self._failures = dict(past.failures)
+        self._left = past.left
+        self.waited_s = past.waited_s
 
     @property
     def probing(self) -> bool:
@@ -119,13 +172,17 @@ class Attempts:
         return Entrance(
             line,
             self.call.client,
-            xxh3_64_intdigest(self.call.parsed.body),
+            self.mark(),
             self.call.priority,
             first=self.stood,
             usual_s=outlook.usual_s,
             guess_per_s=outlook.places_per_s,
             patience_s=None if left is None else left - outlook.usual_s,
         )
+
+    def mark(self) -> int:
+        """What the request is known by when it comes again."""
+        return xxh3_64_intdigest(self.call.parsed.body)
 
     def wait_left(self, now: float) -> float:
         """Seconds that it may still stand in line."""

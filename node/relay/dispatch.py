@@ -98,7 +98,7 @@ class Dispatcher:
         call = self._carried.taken(call)
         attempt = Attempts(call)
         opened, finish = await self._first(attempt)
-        if carriable(call, opened):
+        if carriable(call, opened.upstream):
             headers = _headers(call, opened)
             if call.parsed.stream:
                 return await self._carried.write(attempt, opened, finish, request, headers)

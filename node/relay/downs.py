@@ -14,6 +14,11 @@ class Downs:
 
     def __init__(self) -> None:
         self._callbacks: dict[str, set[Callable[[], None]]] = {}
+        self._followers: list[Callable[[str], None]] = []
+
+    def subscribe(self, follower: Callable[[str], None]) -> None:
+        """Call this with the name of every peer that is declared dead."""
+        self._followers.append(follower)
 
     @contextmanager
     def watch(self, name: str, callback: Callable[[], None]) -> Iterator[None]:
@@ -29,5 +34,7 @@ class Downs:
 
     def down(self, name: str) -> None:
         """Tell everybody who waits for ``name``."""
+        for follower in self._followers:
+            follower(name)
         for callback in tuple(self._callbacks.get(name, ())):
             callback()

@@ -113,17 +113,33 @@ class PeerRunner:
 
     async def _open(self, call: Call, plan: Plan, peer: NodeMeta, limit: float) -> Outcome:
         leg = next(self._legs) if call.carries else ""
-        request = UpstreamRequest(call.method, PEER_PREFIX + call.target, _headers(call, leg), call.parsed.body)
         loop, most = asyncio.get_running_loop(), self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._moves_of(plan.target)) as timer:
             with self._downs.watch(plan.target, lambda: None if timer.expired() else timer.reschedule(loop.time())):
-                upstream = await self._client.call(peer, request, rid=call.rid, plan=plan.header(), first_byte_s=inf)
-                ours = internal(upstream.headers)
-                if (refusal := _refusal(plan.target, upstream.status, ours)) is not None:
-                    await _read_refusal(upstream, self._deadlines.exchange_s)
-                    return refusal
-                first = await first_part(upstream, method=call.method, deadline_s=most, idle_s=self._deadlines.idle_s)
-        return _opened(plan, upstream, first, ours, leg)
+                upstream, first = await self._exchange(call, plan, peer, leg)
+        ours = internal(upstream.headers)
+        refusal = refusal_of(plan.target, upstream.status, ours)
+        return refusal or Opened(plan, upstream, first, headers=passed_on(ours), leg=leg)
+
+    async def _exchange(self, call: Call, plan: Plan, peer: NodeMeta, leg: str) -> tuple[UpstreamAnswer, bytes]:
+        """Ask the peer; its answer and the first part of that. The caller sets the deadline."""
+        return await exchange(self._client, self._deadlines, call, plan, peer=peer, leg=leg)
+
+
+async def exchange(
+    client: PeerClient, deadlines: Deadlines, call: Call, plan: Plan, *, peer: NodeMeta, leg: str
+) -> tuple[UpstreamAnswer, bytes]:
+    """Send a call to a peer; its answer, and the first part of that: b"" of a refusal, which is read to its end.
+
+    The caller sets the deadline. Raises what `node.relay.upstream` raises.
+    """
+    request = UpstreamRequest(call.method, PEER_PREFIX + call.target, _headers(call, leg), call.parsed.body)
+    upstream = await client.call(peer, request, rid=call.rid, plan=plan.header(), first_byte_s=inf)
+    if refusal_of(plan.target, upstream.status, internal(upstream.headers)) is not None:
+        await _read_refusal(upstream, deadlines.exchange_s)
+        return upstream, b""
+    most = deadlines.first_byte_max_s
+    return upstream, await first_part(upstream, method=call.method, deadline_s=most, idle_s=deadlines.idle_s)
 
 
 def _headers(call: Call, leg: str) -> HeaderList:
@@ -150,12 +166,13 @@ async def _read_refusal(upstream: UpstreamAnswer, deadline_s: float) -> None:
         raise
 
 
-def _opened(plan: Plan, upstream: UpstreamAnswer, first: bytes, ours: dict[str, str], leg: str) -> Opened:
-    passed: HeaderList = [(name, ours[name]) for name in _PASSED_ON if name in ours]
-    return Opened(plan, upstream, first, headers=passed, leg=leg)
+def passed_on(ours: dict[str, str]) -> HeaderList:
+    """What a target tells of its work, for the client; ``ours``: its headers that are ours."""
+    return [(name, ours[name]) for name in _PASSED_ON if name in ours]
 
 
-def _refusal(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | None:
+def refusal_of(target: str, status: int, ours: dict[str, str]) -> Busy | Failed | None:
+    """How a peer refused; None where it gave an answer of its engine."""
     if BUSY_HEADER in ours and status == 429:
         return Busy(target, read_load(ours.get(LOAD_HEADER)), longer=ours[BUSY_HEADER] == LONGER)
     if REFUSED_HEADER in ours:

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from node.admission import Admission, Place
 from node.engine.client import EngineAddress
@@ -41,6 +41,7 @@ from node.relay.ports import unnoticed
 from node.relay.session import Session
 from node.relay.upstream import (
     Base,
+    UpstreamAnswer,
     UpstreamBrokenError,
     UpstreamError,
     UpstreamRefusedError,
@@ -50,7 +51,8 @@ from node.relay.upstream import (
 
 #: Endpoints whose body takes ``kv_transfer_params``.
 _KV_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-_EVENT = b"data:"
+#: What begins an event: so many of them are taken for so many tokens.
+EVENT = b"data:"
 #: How vLLM words `EngineDeadError`, and how far into an answer that is looked for, bytes.
 _CORE_DIED = b"EngineCore encountered an issue"
 _LOOKED_AT = 4096
@@ -176,7 +178,7 @@ class LocalRunner:
         admitted()
         if self._gathers(call):
             call = replace(call, parsed=replace(call.parsed, stream=True))
-        work = _Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
+        work = Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
         try:
             return await self._open(work, predicted_ms)
         except UpstreamRefusedError as error:
@@ -189,7 +191,7 @@ class LocalRunner:
             work.end(False)
             raise
 
-    async def _open(self, work: _Work, predicted_ms: float) -> Opened:
+    async def _open(self, work: Work, predicted_ms: float) -> Opened:
         call, plan = work.call, work.plan
         load = self._meter.glance(self._clock(), ready=True, draining=False)
         here_ms = load.queued_ms + self._meter.prefill.ms(0, plan.prompt_tokens)  # behind all that is queued
@@ -201,16 +203,9 @@ class LocalRunner:
             work.pulling = await self._kv.begin_pull(work.rid, plan, call)
             limit += work.pulling.hold_s
         work.begin()
-        base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
         most = self._deadlines.first_byte_max_s
         async with patience(limit, most, lambda: self._meter.moves):
-            upstream = await open_upstream(base, self._request(work), first_byte_s=inf)
-            if not upstream.complete:
-                work.sentry = self._watch.guard(upstream, lambda: work.streaming)
-            first = await first_part(upstream, method=call.method, deadline_s=most, idle_s=self._deadlines.idle_s)
-        if engine_died(upstream.status, first):
-            upstream.close()
-            raise UpstreamBrokenError("its engine died")
+            upstream, first = await self._exchange(work)
         if work.pulling is not None and plan.source is not None:
             headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(work.pulling.blocks))]
         cached = self._kv.cached(work.rid)
@@ -227,32 +222,65 @@ class LocalRunner:
             return False
         return self._engine.takes_token_ids and self._engine.known_form(chat=call.parsed.path.rstrip("/") == CHAT)
 
-    def _request(self, work: _Work) -> UpstreamRequest:
+    async def _exchange(self, work: Work) -> tuple[UpstreamAnswer, bytes]:
+        """Ask the engine; its answer and the first part of that. The caller sets the deadline."""
         call = work.call
-        headers = replaced(call.headers, REQUEST_ID, call.rid)
-        if self._engine.address.api_key:  # the session sends the engine's own key
-            headers = replaced(headers, "Authorization", None)
-        return UpstreamRequest(call.method, call.target, headers, self._body(work))
+        base = Base(self._engine.session, self._engine.address.base.rstrip("/"))
+        request = engine_request(call, self._additions(work), own_key=bool(self._engine.address.api_key))
+        upstream = await open_upstream(base, request, first_byte_s=inf)
+        if not upstream.complete:
+            work.sentry = self._watch.guard(upstream, lambda: work.streaming)
+        return upstream, await engine_part(upstream, call.method, self._deadlines)
 
-    def _body(self, work: _Work) -> bytes:
+    def _additions(self, work: Work) -> Additions:
+        """What we put into the body of a request."""
         parsed = work.call.parsed
-        if not parsed.is_json:
-            return parsed.body
-        ours = self._kv.connected and parsed.path.rstrip("/").endswith(_KV_ENDPOINTS)
-        carriage = parsed.carriage if work.call.carries and parsed.stream else None
+        ours = parsed.is_json and self._kv.connected and parsed.path.rstrip("/").endswith(_KV_ENDPOINTS)
+        hold_s = work.pulling.hold_s if work.pulling is not None else 0.0
+        carriage = parsed.carriage if parsed.is_json and work.call.carries and parsed.stream else None
         ask_ids = carriage is not None and carriage.ask_ids and self._engine.takes_token_ids
-        gather = carriage is not None and carriage.gathers
-        if not ours and not parsed.has_kv_params and not ask_ids and not gather:
-            return parsed.body
-        return splice(
-            parsed.body,
-            work.rid if ours else None,
-            hold_s=work.pulling.hold_s if work.pulling is not None else 0.0,
+        return Additions(work.rid if ours else None, hold_s, ask_ids, carriage is not None and carriage.gathers)
+
+
+class Additions(NamedTuple):
+    """What we put into a body: the id by which the connector knows it, how long it holds it, our wish for token ids,
+    and that for a stream in place of an answer in one piece."""
+
+    rid: str | None
+    hold_s: float
+    ask_ids: bool
+    gather: bool
+
+
+def engine_request(call: Call, additions: Additions, *, own_key: bool) -> UpstreamRequest:
+    """What the engine is sent for a call. ``own_key``: the session sends the engine's own key."""
+    headers = replaced(call.headers, REQUEST_ID, call.rid)
+    if own_key:
+        headers = replaced(headers, "Authorization", None)
+    parsed = call.parsed
+    body = parsed.body
+    wished = additions.ask_ids or additions.gather
+    if parsed.is_json and (additions.rid is not None or parsed.has_kv_params or wished):
+        carriage = parsed.carriage if call.carries and (parsed.stream or additions.gather) else None
+        body = splice(
+            body,
+            additions.rid,
+            hold_s=additions.hold_s,
             has_kv_params=parsed.has_kv_params,
-            ask_ids=ask_ids,
-            gather=gather,
+            ask_ids=additions.ask_ids,
+            gather=additions.gather,
             strip=carriage is not None and carriage.strip,
         )
+    return UpstreamRequest(call.method, call.target, headers, body)
+
+
+async def engine_part(upstream: UpstreamAnswer, method: str, deadlines: Deadlines) -> bytes:
+    """Wait for the first part of an engine's answer. :raises UpstreamBrokenError: it only says that the engine died."""
+    first = await first_part(upstream, method=method, deadline_s=deadlines.first_byte_max_s, idle_s=deadlines.idle_s)
+    if engine_died(upstream.status, first):
+        upstream.close()
+        raise UpstreamBrokenError("its engine died")
+    return first
 
 
 def engine_died(status: int, first: bytes) -> bool:
@@ -261,7 +289,7 @@ def engine_died(status: int, first: bytes) -> bool:
     return error and _CORE_DIED in first[:_LOOKED_AT]
 
 
-class _Work:
+class Work:
     """What one attempt on the own engine holds."""
 
     def __init__(self, runner: LocalRunner, place: Place, rid: str, call: Call, plan: Plan) -> None:
@@ -294,7 +322,13 @@ class _Work:
         now = self._clock()
         self._runner.heard(now)
         if self._metered and self.call.parsed.stream:
-            self._meter.chunk(self.rid, now, data.count(_EVENT))
+            self._meter.chunk(self.rid, now, data.count(EVENT))
+
+    def events(self, count: int, at: float) -> None:
+        """So many events of the answer came, the last at that time."""
+        self._runner.heard(at)
+        if self._metered and self.call.parsed.stream:
+            self._meter.chunk(self.rid, at, count)
 
     def end(self, whole: bool) -> None:
         """Give back everything, once."""

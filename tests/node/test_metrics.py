@@ -40,6 +40,8 @@ COUNTED = (
     "kv_unlike_nodes",
     "remote_errors",
     "silent_zero_hits",
+    "worker_restarts",
+    "workers",
 )
 LABELS = {"place", "status", "why", "cause", "result", "reason", "way", "what", "state", "node", "cluster", "version"}
 #: At most as many values as there are clients in the file.
@@ -54,14 +56,14 @@ def text() -> str:
 
 
 async def scraped() -> str:
-    """The page of a node that has everything: a pool, a certificate, a client."""
+    """The page of a node that has everything: a pool, a certificate, a client, workers."""
     async with cluster() as nodes:
         authority = Authority(nodes.folder / "ca")
         certificate, key = authority.issue()
         clients = nodes.folder / "clients"
         clients.write_text(f"one {KEY}\n")
         tls: dict[str, Any] = {"tls_cert": str(certificate), "tls_key": str(key)}
-        a = await nodes.add("a", kv=True, kv_pool_gib=0.01, clients_file=str(clients), **tls)
+        a = await nodes.add("a", kv=True, kv_pool_gib=0.01, clients_file=str(clients), workers=2, **tls)
         trust = authority.trust()
         for model in ("m", "none"):
             await ask(a.port, "POST", CHAT, (("Authorization", f"Bearer {KEY}"),), chat(model), tls=trust)

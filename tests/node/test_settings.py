@@ -113,7 +113,7 @@ def as_toml(name: str, value: Any, dashed: bool) -> str:
 
 
 # These exclude or need other keys and have tests of their own; ports that are not given follow `port`.
-KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command", "kv_tls", "tls_key"})
+KEYS = sorted(FIELDS.keys() - {"engine_url", "engine_command", "kv_tls", "tls_key", "workers"})
 
 
 @given(st.data())
@@ -132,6 +132,12 @@ def test_flags_win_over_the_environment_over_the_file_over_the_default(tmp_path:
     args += ["--config", str(path)]
     expected = {**file, **variables, **flags}
     assert resolve(args, env) == make_settings(**expected)
+
+
+def test_workers_are_a_number_like_any_other() -> None:
+    assert resolve(["--workers", "3"], {"GRAPEVINE_WORKERS": "2"}).workers == 3
+    assert resolve([], {"GRAPEVINE_WORKERS": "2"}).workers == 2
+    assert resolve([]).workers == 1
 
 
 def test_the_keys_are_the_same_everywhere() -> None:

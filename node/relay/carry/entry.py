@@ -40,7 +40,7 @@ from node.relay.headers import HeaderList
 from node.relay.ports import Cluster, Notes, Peers
 from node.relay.refused import Refused
 from node.relay.response import RawResponse, length_of
-from node.relay.upstream import UpstreamSilentError
+from node.relay.upstream import UpstreamAnswer, UpstreamSilentError
 from node.view import ClusterView
 
 #: Models whose answers are not gathered any more.
@@ -240,9 +240,8 @@ class Carried:
         return isinstance(self._decide(self._cluster.view(parsed), parsed, carrier.elsewhere(target)), Plan)
 
 
-def carriable(call: Call, opened: Opened) -> bool:
+def carriable(call: Call, upstream: UpstreamAnswer) -> bool:
     """Whether an answer is a stream of events that we know how to carry."""
-    upstream = opened.upstream
     if not call.carries or upstream.status != 200:
         return False
     return is_event_stream(upstream.headers) and length_of(upstream.headers) is None

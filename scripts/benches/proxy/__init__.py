@@ -43,8 +43,8 @@ TARGETS: dict[str, Target] = {
 }
 #: Kinds of load in the order in which a round measures them.
 KINDS = ("c1", "c16", "sessions", "burst", "paced", "large")
-#: Too slow for anything but this: it would take the time of all the others.
-ONLY = {"litellm": ("c1", "c16")}
+#: Too slow for anything but this, or of no interest: it would take the time of all the others.
+ONLY = {"litellm": ("c1", "c16"), "workers": ("c1", "c16", "paced")}
 ROUNDS, ROUND_S = 3, 0.8
 QUICK_ROUNDS, QUICK_ROUND_S = 1, 0.15
 WARM, SLOW_WARM = 200, 20
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> Result:
                 say(f"round {number + 1} of {rounds}: {kind}")
                 for subject in subjects:
                     if kind in ONLY.get(subject.name, KINDS):
-                        warm = SLOW_WARM if subject.name in ONLY else WARM
+                        warm = SLOW_WARM if subject.name == "litellm" else WARM
                         sample = measure.sample(subject, kind, seconds=seconds, warm=warm)
                         table.setdefault((kind, subject.name), []).append(sample)
         report(result, table)
@@ -99,7 +99,6 @@ def run(options: argparse.Namespace) -> Result:
             footprint(result, sizes=QUICK_SIZES, starts=1, calm_s=QUICK_CALM_S, watch_s=QUICK_WATCH_S)
         else:
             footprint(result)
-    result.note("workers2_rps_scale: a node has one process; see docs/dataplane.md")
     return result
 
 
@@ -114,7 +113,8 @@ def _start(stage: Stage, result: Result, only: set[str], without: Sequence[str])
             result.note(f"{name} is left out: {peer.absent or 'not here, see `scripts/bench peers install`'}")
             continue
         begun.append(stage.peer(name))
-    ways = {"plain": stage.plain, "local": stage.local, "forwarded": stage.forwarded, "cluster": stage.cluster}
+    ways = {"plain": stage.plain, "local": stage.local, "workers": stage.workers, "forwarded": stage.forwarded}
+    ways["cluster"] = stage.cluster
     for name, way in ways.items():
         if not ((only and name not in only) or name in without):
             found.append(stage.ready(way()))

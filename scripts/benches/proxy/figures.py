@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from statistics import median
 
@@ -15,6 +16,8 @@ Read = Callable[[Sample], float]
 #: Routers for language models, of which the best is compared with.
 ROUTERS = ("sglang", "smg", "vllm-router", "litellm")
 OURS = ("local", "forwarded", "cluster")
+#: Cores on which two workers can be seen to scale: themselves, the main process, the generator and two backends.
+SCALING_CORES = 6
 
 
 def report(result: Result, table: Table) -> None:
@@ -24,6 +27,7 @@ def report(result: Result, table: Table) -> None:
     _add(result, "added_ttft_220kb_c20_ms", _added(table, "large", "local", lambda s: s.ttft50 * 1e3))
     for name in ("local", "cluster"):
         _add(result, f"{name}_sessions_affinity", _each(table, "sessions", name, lambda s: s.affinity))
+    _workers(result, table, os.cpu_count() or 1)
     _raw(result, table)
     for (kind, name), samples in table.items():
         if failed := sum(sample.failed for sample in samples):
@@ -43,6 +47,36 @@ def _against_sglang(result: Result, table: Table) -> None:
     _add(result, "local_rps_c16_over_litellm", _ratio(table, "c16", "local", "litellm", lambda s: s.rps))
     stack = _ratio(table, "c16", "local", "production-stack", lambda s: s.rps)
     _add(result, "local_rps_c16_over_production_stack", stack)
+
+
+def _workers(result: Result, table: Table, cores: int) -> None:
+    """What two workers give, and what they cost; the CPU tells what they would give on cores of their own."""
+    scale = _ratio(table, "c16", "workers", "local", lambda s: s.rps)
+    if scale is None:
+        return
+    if cores >= SCALING_CORES:
+        result.add("workers2_rps_scale", scale)
+    else:
+        result.add("workers2_rps_scale_on_few_cores", scale)
+        result.note(f"workers2_rps_scale: {cores} cores run everything, {SCALING_CORES} are wanted to see it")
+    main = _each(table, "c16", "workers", lambda s: s.main_cpu_per_request * 1e6)
+    rest = _each(table, "c16", "workers", lambda s: (s.cpu_per_request - s.main_cpu_per_request) * 1e6)
+    _add(result, "workers2_main_cpu_us_per_request", main)
+    _add(result, "workers2_worker_cpu_us_per_request", rest)
+    _add(result, "workers2_cpu_per_request_over_local", _ratio(table, "c16", "workers", "local", _cpu))
+    _add(result, "workers2_rps_scale_by_cpu", _by_cpu(table, "c16", _cpu, lambda s: s.main_cpu_per_request))
+    _add(
+        result, "workers2_main_cpu_us_per_chunk", _each(table, "paced", "workers", lambda s: s.main_cpu_per_chunk * 1e6)
+    )
+    by_chunk = _by_cpu(table, "paced", _cpu_per_chunk, lambda s: s.main_cpu_per_chunk)
+    _add(result, "workers2_chunks_scale_by_cpu", by_chunk)
+
+
+def _by_cpu(table: Table, kind: str, cpu: Read, main: Read) -> float | None:
+    """How many times as much two workers could do with a core for each process: the busiest of them is the limit."""
+    pairs = zip(_good(table, kind, "local"), _good(table, kind, "workers"), strict=False)
+    scales = [cpu(one) / max(main(two), (cpu(two) - main(two)) / 2) for one, two in pairs if cpu(two)]
+    return median(scales) if scales else None
 
 
 def _against_the_best(result: Result, table: Table) -> None:

@@ -39,6 +39,9 @@ class Sample:
     cpu_per_chunk: float
     affinity: float
     failed: int
+    #: The same of the first process alone: of a node with workers the one that decides.
+    main_cpu_per_request: float = 0.0
+    main_cpu_per_chunk: float = 0.0
 
 
 class Measure:
@@ -52,9 +55,10 @@ class Measure:
         seconds = max(seconds, ANSWERS * KINDS[kind].lasts_s)
         self._load.ask(Ask(subject.ports, kind, seconds, requests=warm).line())
         processes = subject.family()
-        before = procs.cpu_s(processes)
+        before, main = procs.cpu_s(processes), procs.cpu_s(subject.pids)
         told = self._load.ask(Ask(subject.ports, kind, seconds).line())
-        sample = sample_of(told, procs.cpu_s(processes) - before, KINDS[kind].stream)
+        used, main = procs.cpu_s(processes) - before, procs.cpu_s(subject.pids) - main
+        sample = sample_of(told, used, KINDS[kind].stream, main=main)
         say(
             f"  {subject.name:12} {sample.rps:8.0f} req/s  p50/p99 {sample.p50 * 1e3:8.2f}/{sample.p99 * 1e3:8.2f} ms"
             f"  ttft {sample.ttft50 * 1e3:7.2f}/{sample.ttft99 * 1e3:7.2f} ms  cpu {sample.cpu_per_request * 1e6:7.0f}"
@@ -64,8 +68,8 @@ class Measure:
         return sample
 
 
-def sample_of(told: dict[str, Any], cpu: float, stream: bool) -> Sample:
-    """The figures of an answer of the generator."""
+def sample_of(told: dict[str, Any], cpu: float, stream: bool, *, main: float = 0.0) -> Sample:
+    """The figures of an answer of the generator. ``main``: CPU of the first process."""
     requests, events, seconds = told["requests"], told["events"], told["seconds"]
     return Sample(
         rps=requests / seconds,
@@ -78,6 +82,8 @@ def sample_of(told: dict[str, Any], cpu: float, stream: bool) -> Sample:
         cpu_per_chunk=cpu / events if stream and events else 0.0,
         affinity=told["affinity"],
         failed=told["failed"] if told["failed"] > MAX_FAILED * max(1, requests) else 0,
+        main_cpu_per_request=main / requests if requests else 0.0,
+        main_cpu_per_chunk=main / events if stream and events else 0.0,
     )
 
 

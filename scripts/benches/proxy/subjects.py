@@ -138,7 +138,7 @@ class Stage:
 
     # --- ourselves
 
-    def node(self, name: str, engine: str, *, join: int = 0) -> Subject:
+    def node(self, name: str, engine: str, *, join: int = 0, workers: int = 1) -> Subject:
         """Start a real node in front of an engine. `join` is another node's HTTP port."""
         (port,) = free_ports(1)
         folder = self.folder / name
@@ -146,12 +146,18 @@ class Stage:
         command += ["--port", str(port), "--engine-url", engine, *NODE]
         command += ["--state-dir", str(folder / "state"), "--run-dir", str(folder)]
         command += ["--join", f"127.0.0.1:{join + 10000}"] if join else []
+        command += ["--workers", str(workers)] if workers > 1 else []
         return Subject(name, [port], [self.start(name, command)])
 
     def local(self) -> Subject:
         """One node: entry and target are the same."""
         node = self.node("local", self.backends[0])
         return Subject("local", node.ports, node.pids)
+
+    def workers(self) -> Subject:
+        """The same with two workers."""
+        node = self.node("workers", self.backends[0], workers=2)
+        return Subject("workers", node.ports, node.pids)
 
     def forwarded(self) -> Subject:
         """Two nodes; the engine of the entry serves another model, so that every request is forwarded."""

@@ -163,6 +163,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        #: Settings of every member that is added.
+        self.defaults: dict[str, Any] = {}
         self.members: list[Member] = []
         self._stack = AsyncExitStack()
 
@@ -216,7 +218,7 @@ class Cluster:
             "state_dir": self.folder / "state",
             "run_dir": self.folder / "run",
         }
-        return make_settings(**(given | changed))
+        return make_settings(**(given | self.defaults | changed))
 
     async def agree(self) -> None:
         """Wait until every member sees every ready member as a candidate."""
