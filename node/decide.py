@@ -15,12 +15,11 @@ everybody else. So the second choice rests on live state where it matters, and c
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from node.eligible import eligible, live_models, lost_response, no_model, refuse, sources, status, unknown_response
 from node.held import mapped, most
 from node.oversize import too_large
-from node.peerprefix import given
 from node.plan import MAX_HOPS, MAX_PATIENCE_MS, MAX_REASON, MAX_VISITED, Plan, Refusal, RouteOptions
 from node.policy.base import Choice, Policy, Question
 from node.prompt.request import TYPICAL_BYTES_PER_TOKEN, ParsedRequest
@@ -127,13 +126,15 @@ def _question(
 ) -> Question:
     output = min(MAX_OUTPUT_TOKENS, (request.max_tokens or TYPICAL_OUTPUT_TOKENS)) * request.answers
     near = most(view.matched, MAX_HOLDERS, rng)
-    giving = _giving(view, request.chunks, near) if view.promised else None
+    giving = view.given
+    # Who only promises most of it hides nobody who could give some of it now.
+    able = near if giving is None else most(giving, MAX_HOLDERS, rng)
     return Question(
         model=model,
         prompt_tokens=tokens,
         output_tokens=min(MAX_OUTPUT_TOKENS, output),
         candidates=tuple(candidates),
-        sources=tuple(sources(view, model, {*near, options.force_source} if options.force_source else near)),
+        sources=tuple(sources(view, model, {*able, options.force_source} if options.force_source else able)),
         matched_tokens=mapped(view.matched, lambda chunks: request.matched_tokens(chunks, tokens)),
         matched_chunks=view.matched,
         source_tokens=None if giving is None else mapped(giving, lambda chunks: request.matched_tokens(chunks, tokens)),
@@ -148,12 +149,6 @@ def _question(
         every=every,
         commit=commit,
     )
-
-
-def _giving(view: ClusterView, chunks: Sequence[int], names: Iterable[str]) -> dict[str, int]:
-    """How many chunks from the front on these nodes can give now: none of those that they only promise."""
-    nothing: frozenset[int] = frozenset()
-    return {name: given(view.promised.get(name, nothing), chunks, view.matched.get(name, 0)) for name in names}
 
 
 def _typical(view: ClusterView, model: str) -> Typical:

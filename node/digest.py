@@ -72,7 +72,8 @@ class PrefixDigest:
         self.max_tokens = max_tokens
         self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
         self._by_block: dict[bytes, set[int]] = {}
-        self._promised: set[int] = set()
+        #: Promised chunks, and by how many prompts each.
+        self._promised: dict[int, int] = {}
         self._references = 0
         self._tokens = 0
 
@@ -113,34 +114,54 @@ class PrefixDigest:
         added = []
         for name in reversed(chunks):
             known = self._chunks.get(name)
-            if known is not None and known.run is None and known.tokens == tokens:
+            guessed = known is not None and known.run is None and name not in self._promised
+            if known is not None and guessed and known.tokens == tokens:
                 self._chunks.move_to_end(name)  # a long prompt that comes again: hundreds of them
             elif self._put(name, _Chunk(None, 0, 0, tokens)):
                 added.append(name)
         return self._changes(added)
 
-    def promise(self, chunks: Sequence[int], *, prompt_tokens: int, prompt_bytes: int) -> Changes:
-        """The engine has a prompt that it will compute and report: what of it is not known yet is promised."""
+    def promise(
+        self, chunks: Sequence[int], *, prompt_tokens: int, prompt_bytes: int
+    ) -> tuple[Changes, tuple[int, ...]]:
+        """The engine has a prompt that it will compute and report: what of it is not known yet is promised.
+
+        Also returns all chunks that are promised for this prompt, those too that another one had promised before: they
+        stay promised until each of these prompts is given to `unpromise`.
+        """
         if not chunks or prompt_bytes <= 0:
-            return Changes()
+            return Changes(), ()
         tokens = max(1, CHUNK_BYTES * prompt_tokens // prompt_bytes)
-        fresh = tuple(name for name in chunks if name not in self._chunks)
-        for name in reversed(fresh):
-            self._put(name, _Chunk(None, 0, 0, tokens))
-        self._promised.update(fresh)
+        fresh = dict.fromkeys(name for name in chunks if name not in self._chunks)
+        for name in reversed(chunks):
+            if name in fresh:
+                self._put(name, _Chunk(None, 0, 0, tokens))
+            elif name in self._promised:
+                self._chunks.move_to_end(name)
+            else:
+                continue
+            self._promised[name] = self._promised.get(name, 0) + 1
         withdrawn = self._shrink()
-        gone = set(withdrawn)
-        return Changes(
+        changes = Changes(
             withdrawn=tuple(name for name in withdrawn if name not in fresh),
-            promised=tuple(name for name in fresh if name not in gone),
+            promised=tuple(name for name in fresh if name in self._promised),
         )
+        return changes, tuple(name for name in chunks if name in self._promised)
 
     def unpromise(self, chunks: Iterable[int]) -> tuple[int, ...]:
-        """What of these was promised and not computed is not to be expected any more. Returns what is withdrawn."""
-        withdrawn = tuple(name for name in chunks if name in self._promised)
-        for name in withdrawn:
-            self._drop(name)
-        return withdrawn
+        """What was promised for one prompt and not computed is not to be expected from it any more.
+
+        Returns what is withdrawn: what no other prompt promises.
+        """
+        withdrawn: list[int] = []
+        for name in chunks:
+            others = self._promised.get(name, 0) - 1
+            if others > 0:
+                self._promised[name] = others
+            elif not others:
+                self._drop(name)
+                withdrawn.append(name)
+        return tuple(withdrawn)
 
     def evicted(self, block: bytes) -> tuple[int, ...]:
         """A block is gone. Returns the chunks that are withdrawn for it."""
@@ -205,7 +226,8 @@ class PrefixDigest:
         run = _Run(self._interned(blocks))
         added: list[int] = []
         for name, end, own, tokens in reversed(labels):
-            if name not in self._chunks and 0 < own <= end <= len(blocks):
+            known = name in self._chunks and name not in self._promised
+            if not known and 0 < own <= end <= len(blocks):
                 self._put(name, _Chunk(run, end, own, tokens))
                 added.append(name)
         return self._changes(added)
@@ -216,7 +238,7 @@ class PrefixDigest:
         assert self._references <= self.max_references
         assert self._tokens == sum(chunk.tokens for chunk in self._chunks.values())
         assert not self.max_tokens or self._tokens <= self.max_tokens
-        assert all(self._chunks[name].run is None for name in self._promised)
+        assert all(count > 0 and self._chunks[name].run is None for name, count in self._promised.items())
         depends: dict[bytes, set[int]] = {}
         runs: dict[int, _Run] = {}
         for name, chunk in self._chunks.items():
@@ -315,7 +337,7 @@ class PrefixDigest:
 
     def _drop(self, name: int) -> None:
         chunk = self._chunks.pop(name)
-        self._promised.discard(name)
+        self._promised.pop(name, None)
         self._tokens -= chunk.tokens
         for block in self._own_blocks(chunk):
             holders = self._by_block.get(block)
@@ -332,11 +354,9 @@ class PrefixDigest:
         withdrawn = self._shrink()
         if not withdrawn:
             return Changes(tuple(reversed(added_backwards)))
-        gone, came = set(withdrawn), set(added_backwards)
-        return Changes(
-            tuple(chunk for chunk in reversed(added_backwards) if chunk not in gone),
-            tuple(chunk for chunk in withdrawn if chunk not in came),
-        )
+        # What came and went at once may have been promised before, so that it is withdrawn too.
+        gone = set(withdrawn)
+        return Changes(tuple(chunk for chunk in reversed(added_backwards) if chunk not in gone), withdrawn)
 
     def _shrink(self) -> tuple[int, ...]:
         withdrawn: list[int] = []

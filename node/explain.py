@@ -29,7 +29,11 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
         "max_tokens": request.max_tokens,
         "stream": request.stream,
     }
-    answer: dict[str, object] = {"request": asked, "matched_chunks": dict(view.matched)}
+    answer: dict[str, object] = {
+        "request": asked,
+        "matched_chunks": dict(view.matched),
+        "promised_chunks": _promised(view),
+    }
     if isinstance(decision, Refusal):
         answer["refusal"] = {"status": decision.status, "code": decision.code, "message": decision.message}
         answer["excluded"] = _excluded(view, request.model or "", (), set())
@@ -51,6 +55,14 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
     weighed = {cost.name for cost in decision.costs}
     answer["excluded"] = _excluded(view, decision.model, decision.visited, weighed)
     return answer
+
+
+def _promised(view: ClusterView) -> dict[str, int]:
+    """How many of the matched chunks a node's engine has yet to compute: they cannot be pulled from there."""
+    if view.given is None:
+        return {}
+    promised = {name: count - view.given.get(name, 0) for name, count in view.matched.items()}
+    return {name: count for name, count in promised.items() if count}
 
 
 def _unlike(view: ClusterView, plan: Plan) -> list[dict[str, str]]:

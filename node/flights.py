@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from node.plan import Plan
@@ -28,7 +29,7 @@ class Flight:
     prompt_tokens: int = 0
     #: Blocks that the engine filled and the digest does not claim yet: the pool had not heard of all of them.
     unconfirmed: tuple[bytes, ...] = ()
-    #: Chunks that the digest promises because of this request alone.
+    #: Chunks that the digest promises for this request, and perhaps for others too.
     promised: tuple[int, ...] = ()
 
 
@@ -42,10 +43,19 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def add(self, rid: str, parsed: ParsedRequest, plan: Plan) -> Flight:
-        """Remember a request that goes to the engine, and return it."""
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._flights.values())
+
+    def make_room(self, rid: str) -> list[Flight]:
+        """Forget what stands in the way of one more, and return it: the oldest, and whatever had the same id."""
+        before = self._flights.pop(rid, None)
+        gone = [before] if before is not None else []
         while len(self._flights) >= self._limit:
-            self._flights.popitem(last=False)
+            gone.append(self._flights.popitem(last=False)[1])
+        return gone
+
+    def add(self, rid: str, parsed: ParsedRequest, plan: Plan) -> Flight:
+        """Remember a request that goes to the engine, and return it. `make_room` first."""
         flight = self._flights[rid] = Flight(
             chunks=parsed.chunks,
             prompt_bytes=parsed.prompt_bytes,

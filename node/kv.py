@@ -181,6 +181,8 @@ class KvSide:
         """
         if not call.parsed.prompt_bytes:
             return
+        for forgotten in self._flights.make_room(rid):
+            self.digest.unpromise(forgotten)
         flight = self._flights.add(rid, call.parsed, plan)
         if self._scheduler:
             self.digest.promise(flight)
@@ -267,6 +269,7 @@ class KvSide:
     def _on_hello(self, hello: link.Hello) -> None:
         if hello.role is link.Role.SCHEDULER:
             self._scheduler, self._holds = hello.supported, hello.holds
+            self._unpromise()
         elif hello.rank == 0:
             if self.hello is None or self.hello.fingerprint != hello.fingerprint:
                 self.peers.forget_unlike()
@@ -277,6 +280,7 @@ class KvSide:
     def _on_gone(self, gone: Gone) -> None:
         if gone.role is link.Role.SCHEDULER:
             self._scheduler = False
+            self._unpromise()
         elif gone.rank == 0:
             self.hello = None
             self._on_engine(None)
@@ -316,6 +320,11 @@ class KvSide:
     def _confirm(self, flight: Flight) -> None:
         if self.hello is not None:
             self.digest.confirm(flight, self.hello.block_size)
+
+    def _unpromise(self) -> None:
+        """The scheduler's link is another one or none: what was reported meanwhile is lost, ends of requests too."""
+        for flight in self._flights:
+            self.digest.unpromise(flight)
 
     def engine_lost(self) -> None:
         """The engine went down: its requests are gone, and so is a cache that only it held."""

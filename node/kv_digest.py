@@ -66,18 +66,18 @@ class SharedDigest:
     def promise(self, flight: Flight) -> None:
         """The engine got a request, and will report what it fills."""
         with self._lock:
-            changes = self._digest.promise(
+            changes, flight.promised = self._digest.promise(
                 flight.chunks, prompt_tokens=flight.text_tokens, prompt_bytes=flight.prompt_bytes
             )
-        flight.promised = changes.promised
         self._publish(changes)
 
     def unpromise(self, flight: Flight) -> None:
-        """The engine is done with a request: what it has not filled by now does not come."""
+        """The engine is done with a request: what it has not filled by now does not come. Idempotent."""
         if not flight.promised:
             return
+        promised, flight.promised = flight.promised, ()
         with self._lock:
-            withdrawn = self._digest.unpromise(flight.promised)
+            withdrawn = self._digest.unpromise(promised)
         self._publish(Changes(withdrawn=withdrawn))
 
     def confirm(self, flight: Flight, block_size: int) -> None:

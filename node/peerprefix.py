@@ -7,14 +7,14 @@ Promises
    the node itself, then those of the node that has most.
 3. What is lost only costs speed: a prefix that is not known to be held is computed again.
 4. A chunk may be promised: its node's engine has the prompt and has not computed it yet. Whoever goes there finds it
-   computed, so it counts as held; who wants to take it from there (`given`) would find nothing.
+   computed, so it counts as held; who wants to take it from there (`given`) would find nothing. What is held may lie
+   behind what is promised, where a chunk in between was lost and comes again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 
 from node.held import held
 
@@ -39,8 +39,8 @@ class PeerPrefixes:
         self._names: dict[int, str] = {}
         #: Per node its chunks, oldest first.
         self._chunks: dict[str, dict[int, None]] = {}
-        #: Node -> what it only promises; nodes that promise nothing are left out. Read it, do not change it.
-        self.promised: dict[str, set[int]] = {}
+        #: Chunk -> the nodes that only promise it; none of the chunks that nobody promises.
+        self._promises: dict[int, int] = {}
         self._pairs = 0
 
     def __len__(self) -> int:
@@ -52,15 +52,12 @@ class PeerPrefixes:
 
     def learn(self, name: str, chunk: int, *, promised: bool = False) -> None:
         """Node `name` holds `chunk`, or promises it."""
-        if promised:
-            self.promised.setdefault(name, set()).add(chunk)
-        else:
-            self._keep(name, chunk)
         bit = self._bits.get(name)
         if bit is None:
             bit = self._enter(name)
         own = self._chunks[name]
         if chunk in own:
+            self._promise(chunk, bit, promised=promised)
             return
         if len(own) >= self.max_per_node:
             self.forget(name, next(iter(own)))
@@ -73,13 +70,14 @@ class PeerPrefixes:
         # The one bit of a node is one object for all that it alone holds: in a large cluster it is a long number.
         self._holders[chunk] = bit if others is None else others | bit
         self._pairs += 1
+        self._promise(chunk, bit, promised=promised)
 
     def forget(self, name: str, chunk: int) -> None:
         """Node `name` no longer holds `chunk`."""
         own = self._chunks.get(name)
         if own is None or chunk not in own:
             return
-        self._keep(name, chunk)
+        self._promise(chunk, self._bits[name], promised=False)
         del own[chunk]
         self._pairs -= 1
         left = self._holders[chunk] & ~self._bits[name]
@@ -106,10 +104,25 @@ class PeerPrefixes:
 
         Read it at once: it looks into this index, which goes on changing.
         """
-        alive = self._holders.get(chunks[0], 0) if chunks else 0
+        return self._longest(chunks, self._holders.get)
+
+    def given(self, chunks: Sequence[int]) -> Mapping[str, int] | None:
+        """As `longest`, of what can be taken now: nothing that is only promised. None where that is the same."""
+        if not self._promises or self._promises.keys().isdisjoint(chunks):
+            return None
+        pairs = zip(map(self._holders.get, chunks, repeat(0)), map(self._promises.get, chunks, repeat(0)), strict=True)
+        found = [holders & ~promised if promised else holders for holders, promised in pairs]
+        return self._longest(range(len(found)), found.__getitem__)
+
+    @property
+    def promised(self) -> int:
+        """Chunks that somebody only promises."""
+        return len(self._promises)
+
+    def _longest(self, chunks: Sequence[int], get: Callable[[int], int | None]) -> Mapping[str, int]:
+        alive = (get(chunks[0]) if chunks else 0) or 0
         if not alive:
             return {}
-        get = self._holders.get
         # Mostly those who hold the first and the last hold all: counted without a loop of ours.
         if get(chunks[-1]) == alive and list(map(get, chunks)).count(alive) == len(chunks):
             return held(((len(chunks), alive),), self._bits, self._names)
@@ -139,15 +152,17 @@ class PeerPrefixes:
             for chunk in own:
                 holders[chunk] = holders.get(chunk, 0) | self._bits[name]
         assert holders == self._holders
-        assert all(promised and promised <= self._chunks[name].keys() for name, promised in self.promised.items())
+        assert all(bits and not bits & ~holders[chunk] for chunk, bits in self._promises.items())
 
-    def _keep(self, name: str, chunk: int) -> None:
-        """It is no promise any more."""
-        promised = self.promised.get(name)
-        if promised is not None:
-            promised.discard(chunk)
-            if not promised:
-                del self.promised[name]
+    def _promise(self, chunk: int, bit: int, *, promised: bool) -> None:
+        others = self._promises.get(chunk)
+        if promised:
+            self._promises[chunk] = bit if others is None else others | bit
+        elif others is not None and others & bit:
+            if others == bit:
+                del self._promises[chunk]
+            else:
+                self._promises[chunk] = others ^ bit
 
     def _enter(self, name: str) -> int:
         place = 0
@@ -166,11 +181,3 @@ class PeerPrefixes:
         largest = max(self._chunks, key=lambda name: len(self._chunks[name]))
         for chunk in list(self._chunks[largest])[:_BATCH]:
             self.forget(largest, chunk)
-
-
-def given(promised: AbstractSet[int], chunks: Sequence[int], count: int) -> int:
-    """How many of the first `count` chunks, all of which a node holds or promises, it holds.
-
-    A prompt is computed from its beginning, so what is promised lies behind what is held.
-    """
-    return bisect_left(range(count), True, key=lambda index: chunks[index] in promised)

@@ -35,7 +35,6 @@ from node.meta import NodeMeta, decode_meta
 from node.metrics import Metrics
 from node.models import ModelInfo
 from node.peer_info import PeerInfo, peer_info
-from node.peerprefix import given
 from node.plan import Plan
 from node.prompt import ParsedRequest
 from node.relay.downs import Downs
@@ -245,11 +244,9 @@ class Registry:
         if info is None or not info.fingerprint:
             return {}
         prefixes = self.roster.prefixes
-        return {
-            name: given(prefixes.promised.get(name, frozenset()), chunks, held)
-            for name, held in prefixes.longest(chunks).items()
-            if self._fingerprint(name, model) == info.fingerprint
-        }
+        given = prefixes.given(chunks)
+        longest = prefixes.longest(chunks) if given is None else given
+        return {name: held for name, held in longest.items() if self._fingerprint(name, model) == info.fingerprint}
 
     def unlike(self) -> dict[str, str]:
         """Return the nodes that serve a model of ours and whose KV blocks we cannot use, and the model's name."""

@@ -162,7 +162,7 @@ class Roster:
         return ClusterView(
             candidates=tuple(candidates),
             matched=self.prefixes.longest(chunks),
-            promised=self.prefixes.promised,
+            given=self.prefixes.given(chunks),
             reuse=self._reuse,
             unseen=self.sends.unseen,
             bytes_per_token=self._ratios,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from node.load import LoadVector
@@ -108,8 +107,8 @@ class ClusterView:
     candidates: tuple[Candidate, ...]
     #: Node name -> chunks of this request's prompt that it holds, counted from the front.
     matched: Mapping[str, int] = field(default_factory=dict)
-    #: Node name -> chunks, of whatever prompt, that it does not hold yet, though they are counted (`node.peerprefix`).
-    promised: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
+    #: The same without what it only promises, so that it cannot be pulled yet (`node.peerprefix`); None = as much.
+    given: Mapping[str, int] | None = None
     #: Share of what clients asked for here of late that somebody held.
     reuse: float = PRIOR_REUSE
     unseen: Mapping[str, Unseen] = field(default_factory=dict)

@@ -34,7 +34,7 @@ from .unix_path import check_length, remove_dead_socket
 
 __all__ = ["EngineLink", "Gone", "LinkEvent", "LinkStatus"]
 
-#: Slots that a worker has in stock without asking, and at most.
+#: Slots that a worker has in stock without asking, and at most. See `EngineLink._share` for what small pools give.
 STOCK: Final = 32
 MAX_STOCK: Final = 4096
 MAX_SESSIONS: Final = 2 * (MAX_RANKS + 1)  # an engine, and the one that it replaces
@@ -264,9 +264,16 @@ class EngineLink:
         except LocalError as error:
             raise RemoteError(str(error)) from error
 
+    def _share(self) -> int:
+        """Slots that one worker may have in stock: what one writer may hold, divided among all of them.
+
+        A block is there when every rank has stored it, and pulls write into the same pool: all need slots.
+        """
+        return max(1, self._pool.grant_limit // max(1, self._pool.header.geometry.ranks))
+
     async def _stock(self, session: Session) -> None:
         """Fill a worker's stock of slots up. In a thread: a slot's first use waits for the system's memory."""
-        missing = session.want - self._pool.granted_to(session.name) if session.told else 0
+        missing = min(session.want, self._share()) - self._pool.granted_to(session.name) if session.told else 0
         if missing <= 0:
             return
         slots = await asyncio.to_thread(self._pool.grant, missing, session.name)

@@ -223,9 +223,21 @@ def test_the_costs_of_an_explanation_are_whole_on_a_narrow_terminal(
         "host-a-8100", 26087.9, hop_ms=11.8, queue_ms=1200.4, pull_ms=460.2, prefill_ms=3189.4, decode_ms=2602.1,
         matched_tokens=2560, matched_chunks=13, pulled_tokens=2560, source="host-b-8100", source_chunks=13, age_ms=2.8,
     )  # fmt: skip
-    answers["/route/explain"] = (200, {"candidates": [cost.as_dict()]})
+    answers["/route/explain"] = (200, {"candidates": [cost.as_dict()], "promised_chunks": {"host-c": 7}})
     result = run("explain", "hello", "--node", url, env={"COLUMNS": "80"})
-    for word in ("host-a-8100", "26088", "11.8", "1200", "460.2", "3189", "2602", "2560", "host-b-8100"):
+    for word in (
+        "host-a-8100",
+        "26088",
+        "11.8",
+        "1200",
+        "460.2",
+        "3189",
+        "2602",
+        "2560",
+        "host-b-8100",
+        "host-c",
+        "7 chunks",
+    ):
         assert word in result.output
     assert "…" not in result.output and "barrier" not in result.output
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvmigrate.pool import BlockPool
+from node.flights import Flights
 from node.kv import WARM_STEP_S
 from tests.node.fakes import connector as kv
 from tests.node.fakes import engine as fake
@@ -55,10 +56,50 @@ async def test_a_prompt_that_the_engine_has_not_computed_draws_those_who_share_i
         told = await ask(b.port, "POST", "/route/explain", (), LONG)
         plan = json.loads(told.body)["plan"]
         assert (plan["target"], plan["source"]) == ("a", None)
+        assert json.loads(told.body)["promised_chunks"] == json.loads(told.body)["matched_chunks"] != {}
         here = await ask(b.port, "POST", "/route/explain", force("b"), LONG)
         assert json.loads(here.body)["plan"]["source"] is None, "nothing can be pulled yet"
     await b.until(lambda: not b.node.registry.roster.prefixes.promised)
     assert published(b, "a") == 0, "the client went away before its prompt was computed"
+
+
+async def test_a_promise_outlives_the_first_of_those_who_share_it_but_not_the_link(pair: Pair) -> None:
+    a, _ = await pair.add("a"), await pair.add("b")  # with two there is always news
+    await pair.nodes.agree()
+    a.fake.script = fake.gated(fake.Gate(), [fake.sse("one"), fake.DONE])
+    body = LONG.replace(b"{", b'{"stream":true,', 1)
+    prefixes = a.node.registry.roster.prefixes
+    async with connect("127.0.0.1", a.port) as second:
+        async with connect("127.0.0.1", a.port) as first:
+            await first.send("POST", CHAT, force("a"), body)
+            await a.fake.until(lambda: len(a.fake.received) == 1)
+            await second.send("POST", CHAT, force("a"), body)
+            await a.fake.until(lambda: len(a.fake.received) == 2)
+            chunks = prefixes.promised
+            assert chunks > 0
+        await a.until(lambda: len(a.node.kv._flights) == 1)
+        assert prefixes.promised == chunks, "the second one still waits for its prompt to be computed"
+        await pair.connectors["a"].close()
+        await a.until(lambda: not prefixes.promised)
+
+
+async def test_a_promise_is_withdrawn_when_its_request_is_forgotten(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = await pair.add("a"), await pair.add("b")  # with two there is always news
+    await pair.nodes.agree()
+    monkeypatch.setattr(a.node.kv, "_flights", Flights(1))
+    a.fake.script = fake.gated(fake.Gate(), [fake.sse("one"), fake.DONE])
+    prefixes = a.node.registry.roster.prefixes
+    async with connect("127.0.0.1", a.port) as first, connect("127.0.0.1", a.port) as second:
+        await first.send("POST", CHAT, force("a"), LONG.replace(b"{", b'{"stream":true,', 1))
+        await a.fake.until(lambda: len(a.fake.received) == 1)
+        before = prefixes.promised
+        await second.send(
+            "POST", CHAT, force("a"), chat(stream=True, messages=[{"role": "user", "content": "Unlike. " * 100}])
+        )
+        await a.fake.until(lambda: len(a.fake.received) == 2)
+        assert 0 < prefixes.promised < before
 
 
 async def test_what_the_pool_holds_survives_its_engine(pair: Pair) -> None:

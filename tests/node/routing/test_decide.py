@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -266,9 +267,23 @@ def test_an_explanation_is_json_and_names_everybody() -> None:
     asked = request(1000)
     shown = json.loads(json.dumps(explain(seen, asked, ask(seen, asked, every=True))))
     assert shown["plan"]["target"] == "b" and {c["node"] for c in shown["candidates"]} == {"a", "b"}
-    assert shown["excluded"] == [{"node": "c", "why": "draining"}]
+    assert shown["excluded"] == [{"node": "c", "why": "draining"}] and shown["promised_chunks"] == {}
+    seen = replace(seen, matched={"a": 1, "b": 2}, given={"a": 1})
+    assert explain(seen, asked, ask(seen, asked))["promised_chunks"] == {"b": 2}
     refusal = explain(seen, request(model="zz"), ask(seen, request(model="zz")))
     assert json.loads(json.dumps(refusal))["refusal"]["status"] == 404
+
+
+def test_who_only_promises_a_prompt_hides_no_source_that_holds_some_of_it() -> None:
+    names = ["b", "c", "d", "e", "f", "g"]
+    holders = dict.fromkeys(names, 60)
+    me = node("a", is_self=True, prefill_tps=100.0)
+    seen = view(me, *(node(name, prefill_tps=100.0) for name in names), matched={**holders, "g": 40})
+    seen, asked = replace(seen, given={"g": 40}), request(40_000)
+    plan = ask(seen, asked, force_target="a")
+    assert isinstance(plan, Plan) and (plan.source, plan.chunks) == ("g", 40)
+    far = ask(replace(seen, given={**holders, "b": 0, "g": 40}), asked, force_target="a", force_source="g")
+    assert isinstance(far, Plan) and (far.source, far.chunks) == ("g", 40)
 
 
 def large(count: int) -> ClusterView:

@@ -140,7 +140,7 @@ def test_a_prompt_larger_than_the_digest_keeps_its_beginning() -> None:
     digest = PrefixDigest(max_chunks=3)
     chunks, blocks = prompt("abcdef", 6, 48)
     changes = confirm(digest, chunks, blocks)
-    assert changes == Changes(tuple(chunks[:3]))
+    assert changes == Changes(tuple(chunks[:3]), tuple(reversed(chunks[3:])))
 
 
 def test_references_to_blocks_are_bounded() -> None:
@@ -160,9 +160,13 @@ def test_an_engine_without_connector_is_trusted_up_to_what_its_cache_holds() -> 
 
 
 def promise(digest: PrefixDigest, chunks: list[int]) -> Changes:
-    changes = digest.promise(chunks, prompt_tokens=128 * len(chunks), prompt_bytes=len(chunks) * CHUNK_BYTES)
+    return promised(digest, chunks)[0]
+
+
+def promised(digest: PrefixDigest, chunks: list[int]) -> tuple[Changes, tuple[int, ...]]:
+    found = digest.promise(chunks, prompt_tokens=128 * len(chunks), prompt_bytes=len(chunks) * CHUNK_BYTES)
     digest.validate()
-    return changes
+    return found
 
 
 def test_a_promise_is_matched_gives_no_blocks_and_becomes_known_when_the_engine_confirms() -> None:
@@ -180,18 +184,46 @@ def test_a_promise_is_matched_gives_no_blocks_and_becomes_known_when_the_engine_
 def test_a_promise_that_is_not_kept_is_withdrawn_and_takes_nothing_with_it() -> None:
     digest = PrefixDigest()
     chunks, blocks = prompt("abcd", 4, 32)
-    promised = promise(digest, chunks).promised
+    _, ours = promised(digest, chunks)
     confirm(digest, chunks[:3], blocks[:24])
-    assert digest.unpromise(promised) == (chunks[3],) and digest.matched(chunks) == 3
+    assert digest.unpromise(ours) == (chunks[3],) and digest.matched(chunks) == 3
     promise(digest, chunks)
     assert digest.lost() == (chunks[3],)
+
+
+def test_who_shares_a_promised_beginning_keeps_it_when_the_first_one_goes() -> None:
+    digest = PrefixDigest()
+    (first, ours), (second, theirs) = promised(digest, [1, 2, 3]), promised(digest, [1, 2, 9])
+    assert (first.promised, ours) == ((1, 2, 3), (1, 2, 3)) and (second.promised, theirs) == ((9,), (1, 2, 9))
+    assert digest.unpromise(ours) == (3,) and digest.matched([1, 2, 9]) == 3
+    assert digest.unpromise(theirs) == (1, 2, 9) and not len(digest)
+    digest.validate()
+
+
+def test_what_is_guessed_or_brought_by_a_peer_is_a_promise_no_more() -> None:
+    digest = PrefixDigest()
+    _, ours = promised(digest, [1, 2, 3, 4])
+    assert digest.used([1, 2], prompt_tokens=256, prompt_bytes=2 * CHUNK_BYTES) == Changes((1, 2))
+    assert digest.adopt([b"a", b"b", b"c"], [(3, 3, 3, 128)]) == Changes((3,))
+    digest.validate()
+    assert digest.unpromise(ours) == (4,) and digest.matched([1, 2, 3, 4]) == 3
+
+
+def test_a_promised_chunk_that_finds_no_room_when_it_is_computed_is_withdrawn() -> None:
+    digest = PrefixDigest(max_chunks=4)
+    chunks, blocks = prompt("abcde", 5, 40)
+    confirm(digest, chunks[:1], blocks[:8])
+    assert promise(digest, chunks) == Changes(withdrawn=(chunks[0],), promised=tuple(chunks[1:]))
+    assert confirm(digest, chunks, blocks) == Changes(tuple(chunks[:4]), (chunks[4],))
+    assert digest.chunks() == tuple(reversed(chunks[:4]))
 
 
 def test_promises_are_bounded_like_everything_else() -> None:
     digest = PrefixDigest(max_chunks=4)
     assert promise(digest, [1, 2, 3]) == Changes(promised=(1, 2, 3))
     assert promise(digest, [4, 5]) == Changes((), (3,), (4, 5))
-    assert len(promise(digest, list(range(10, 20))).promised) == 4
+    changes, ours = promised(digest, list(range(10, 20)))
+    assert changes.promised == ours == (10, 11, 12, 13)
 
 
 PATHS = st.text(alphabet="ab", min_size=1, max_size=7)
@@ -214,6 +246,7 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
     digest = PrefixDigest(max_chunks=size, max_references=200)
     present: set[bytes] = set()
     published: set[int] = set()
+    promises: list[tuple[int, ...]] = []
     for action, path, number in steps:
         chunks, blocks = prompt(path, len(path), 8 * len(path))
         if action == "confirm":
@@ -224,12 +257,13 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             published |= set(changes.added)
             published -= set(changes.withdrawn)
         elif action == "promise":
-            changes = promise(digest, chunks)
+            changes, ours = promised(digest, chunks)
+            promises.append(ours)
             assert not changes.added and not set(changes.promised) & set(changes.withdrawn)
             published |= set(changes.promised)
             published -= set(changes.withdrawn)
         elif action == "unpromise":
-            published -= set(digest.unpromise(chunks))
+            published -= set(digest.unpromise(promises.pop() if promises else ()))
         elif action == "evict":
             gone = blocks[min(number, len(blocks) - 1)]
             present.discard(gone)
@@ -239,8 +273,8 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             # A few too many at the end may be another prompt's that begins with this text.
             assert list(found[: len(blocks)]) == blocks[: len(found)] and set(found) <= present
             assert all(extra.startswith(path.encode()) for extra in found[len(blocks) :])
-            digest.unpromise(chunks)
-            published &= set(digest.chunks())
+            while promises:
+                published -= set(digest.unpromise(promises.pop()))
             assert len(found) >= math.floor(digest.matched(chunks) * 8)
         digest.validate()
         assert published == set(digest.chunks())

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.peerprefix import PeerPrefixes
-from node.peerprefix import given as gives
 
 STEPS = st.lists(
     st.tuples(
@@ -40,14 +40,20 @@ def test_it_answers_as_a_set_per_node_would(steps: list[tuple[str, str, int]], c
             index.replace(name, range(chunk))
             naive[name] = set(range(chunk))
         index.validate()
-    expected = {}
-    for name, own in naive.items():
-        count = next((i for i, chunk in enumerate(chunks) if chunk not in own), len(chunks))
-        if count:
-            expected[name] = count
-    assert index.longest(chunks) == expected
+    assert index.longest(chunks) == _prefixes(naive, chunks)
     assert len(index) == sum(map(len, naive.values()))
-    assert {(name, chunk) for name, own in index.promised.items() for chunk in own} == promised
+    assert index.promised == len({chunk for _, chunk in promised})
+    computed = {name: {chunk for chunk in own if (name, chunk) not in promised} for name, own in naive.items()}
+    given_now = index.given(chunks)
+    assert (index.longest(chunks) if given_now is None else given_now) == _prefixes(computed, chunks)
+
+
+def _prefixes(naive: Mapping[str, set[int]], chunks: Sequence[int]) -> dict[str, int]:
+    counts = {
+        name: next((i for i, chunk in enumerate(chunks) if chunk not in own), len(chunks))
+        for name, own in naive.items()
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 def test_what_is_only_promised_cannot_be_given() -> None:
@@ -55,10 +61,20 @@ def test_what_is_only_promised_cannot_be_given() -> None:
     for chunk in range(1, 7):
         index.learn("a", chunk, promised=chunk > 4)
     chunks = range(1, 9)
-    assert index.longest(chunks) == {"a": 6}
-    assert gives(index.promised["a"], chunks, 6) == 4 and gives(set(), chunks, 6) == 6
+    assert index.longest(chunks) == {"a": 6} and index.given(chunks) == {"a": 4}
     index.learn("a", 5)
-    assert gives(index.promised["a"], chunks, 6) == 5
+    assert index.given(chunks) == {"a": 5}
+    index.learn("a", 6)
+    assert index.given(chunks) is None and index.longest(chunks) == {"a": 6}
+
+
+def test_what_lies_behind_a_promise_cannot_be_given_either() -> None:
+    """A chunk in the middle was lost and comes again: what is behind it is held, and of no use yet."""
+    index = PeerPrefixes()
+    for chunk in range(8):
+        index.learn("a", chunk, promised=chunk == 2)
+        index.learn("b", chunk)
+    assert index.longest(range(8)) == {"a": 8, "b": 8} and index.given(range(8)) == {"a": 2, "b": 8}
 
 
 def test_a_gap_in_the_middle_ends_the_match() -> None:
