@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import SettingsError
+from node.relay.carry.lost import CAUSES
 from node.relay.deadlines import Deadlines
 from node.settings import make_settings
 from tests.node.fakes import engine as fake
@@ -433,6 +434,30 @@ async def test_a_drained_node_moves_the_streams_of_its_workers() -> None:
             await member.node.resume()
         page = (await ask(nodes[0].port, "GET", "/metrics")).body
         assert b'cause="moved",result="carried"} 2.0' in page
+
+
+async def test_only_those_streams_move_that_are_asked_to_and_once_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has to ask first whether a stream may move remembers which one, wherever that runs."""
+    for limit in ("PATIENCE_MIN_S", "PATIENCE_MAX_S"):  # else a stream that pauses is carried as one that hangs
+        monkeypatch.setattr(f"node.relay.carry.silence.{limit}", 600.0)
+    async with carrying() as nodes:
+        a, b, _ = nodes.members
+        whole = await tell(nodes, "c")
+        stay: list[asyncio.Task[bytes]] = []
+        go: list[asyncio.Task[bytes]] = []
+        for member, telling in ((a, stay), (b, go)):  # of each, one for each worker of their entry
+            member.faulty.faults = [Fault(5, "pause"), Fault(5, "pause")]
+            for number in (1, 2):
+                await front_of(a).settle()
+                telling.append(asyncio.create_task(tell(nodes, member.name)))
+                await until(lambda: member.node.handovers.running.movable == number)  # noqa: B023
+        assert [len(worker.desk) for worker in front_of(a).workers] == [2, 2]
+        assert b.node.handovers.move_all() == 2
+        assert await asyncio.gather(*go) == [whole] * 2
+        a.faulty.resume()
+        assert await asyncio.gather(*stay) == [whole] * 2
+        assert await metric(a.port, 'grapevine_carries_total{cause="moved",result="carried"}') == 2
+        assert (await ask(a.port, "GET", "/metrics")).body.count(b'result="carried"} 0.0') == len(CAUSES) - 1
 
 
 async def test_a_request_whose_engine_says_nothing_is_given_up_as_by_one_process() -> None:
