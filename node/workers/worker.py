@@ -177,8 +177,10 @@ class Worker:
             if not data:  # the main process is gone, its channel will say so too
                 asyncio.get_running_loop().remove_reader(sockets)
                 return
+            self._taken += 1
+            if not numbers:
+                _log.error("a connection is lost: this worker may have no more files open (ulimit -n)")
             for number in numbers:
-                self._taken += 1
                 connection = socket.socket(fileno=number)
                 connection.setblocking(False)
                 adopt(connection)

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -265,6 +266,28 @@ async def test_a_worker_that_hangs_gets_no_connections(nodes: Cluster) -> None:
     finally:
         os.kill(stopped.pid, signal.SIGCONT)
     await until(lambda: stopped.takes)
+
+
+async def test_a_worker_that_has_no_descriptors_left_loses_a_connection_and_nothing_else(nodes: Cluster) -> None:
+    a = nodes[0]
+    full, other = front_of(a).workers
+    soft, hard = resource.prlimit(full.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (3, hard))
+    statuses = []
+    async with AsyncExitStack() as stack:
+        for client in await connected(stack, a.port, 2):
+            try:
+                statuses.append((await client.ask("GET", "/v1/models")).status)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                statuses.append(0)
+        assert sorted(statuses) == [0, 200]
+        await front_of(a).settle()
+        assert (full.load, other.load) == (0, 1), "it is not taken to hold what it has lost"
+        resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        (client,) = await connected(stack, a.port, 1)
+        assert (await client.ask("POST", CHAT, (), chat())).status == 200
+        await front_of(a).settle()
+        assert (full.connections, other.connections) == (1, 1)
 
 
 async def test_what_is_no_request_for_an_engine_is_answered_by_the_main_process(nodes: Cluster) -> None:
