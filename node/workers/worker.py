@@ -232,7 +232,8 @@ class Worker:
         except LocalError as error:
             _log.error("%s; what was read before stays in use", error)
         finally:
-            self._answer(number)
+            if self._serving:
+                self._answer(number)
 
     async def _close(self) -> None:
         await self._server.close()
@@ -243,12 +244,15 @@ async def _run(channel_fd: int, sockets_fd: int) -> int:
     loop = asyncio.get_running_loop()
     hello: asyncio.Future[m.Hello] = loop.create_future()
     worker: Worker | None = None
+    early: list[Any] = []  # said while this process started
 
     def hear(message: Any) -> None:
         if worker is not None:
             worker.hear(message)
         elif isinstance(message, m.Hello) and not hello.done():
             hello.set_result(message)
+        else:
+            early.append(message)
 
     def lost() -> None:
         os._exit(0)  # the main process is gone, and what it was asked for with it
@@ -260,6 +264,8 @@ async def _run(channel_fd: int, sockets_fd: int) -> int:
     settings = settings_of(greeting.settings)
     logs.set_up(settings, worker=greeting.number)
     worker = Worker(greeting, link)
+    for message in early:
+        worker.hear(message)
     await worker.start(socket.socket(fileno=sockets_fd))
     await worker.ended.wait()
     link.channel.close()

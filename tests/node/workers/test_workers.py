@@ -290,6 +290,44 @@ async def test_a_worker_that_has_no_descriptors_left_loses_a_connection_and_noth
         assert (full.connections, other.connections) == (1, 1)
 
 
+async def test_a_worker_that_hung_or_started_meanwhile_knows_the_keys_of_now(tmp_path: Path) -> None:
+    """What changes is told to those too of whom nobody expects that they listen."""
+    file = tmp_path / "clients"
+    file.write_text("one a-key-of-one-client")
+    async with worked(2, cluster_key="a-secret-of-the-cluster-for-tests", clients_file=str(file)) as nodes:
+        a = nodes[0]
+
+        async def asked(key: str) -> list[int]:
+            """One after the other through both workers, run by the other node."""
+            headers = (("Authorization", f"Bearer {key}"), (FORCE, "b"))
+            async with AsyncExitStack() as stack:
+                clients = await connected(stack, a.port, 2)
+                return [(await client.ask("POST", CHAT, headers, chat())).status for client in clients]
+
+        hung, victim = front_of(a).workers
+        os.kill(victim.pid, signal.SIGKILL)
+        await until(lambda: front_of(a).workers[1].pid not in (0, victim.pid))
+        stopped = [hung.pid, front_of(a).workers[1].pid]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not hung.takes)
+        file.write_text("one another-key-of-the-client")
+        old = a.node.keys.ring.ids[0]
+        for member in nodes.members:
+            await member.node.reloader.look(forced=True)
+            await member.node.keys.add("another-secret-of-the-cluster")
+        for member in nodes.members:
+            member.node.keys.use(member.node.keys.ring.ids[1])
+            member.node.keys.remove(old)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await complete(a)
+        await until(lambda: hung.takes)
+        await front_of(a).settle()
+        assert await asked("a-key-of-one-client") == [401, 401]
+        assert await asked("another-key-of-the-client") == [200, 200]
+
+
 async def test_what_is_no_request_for_an_engine_is_answered_by_the_main_process(nodes: Cluster) -> None:
     a = nodes[0]
     assert json.loads((await ask(a.port, "GET", "/v1/models")).body)["data"][0]["id"] == "m"
