@@ -266,7 +266,11 @@ async def _run(channel_fd: int, sockets_fd: int) -> int:
     worker = Worker(greeting, link)
     for message in early:
         worker.hear(message)
-    await worker.start(socket.socket(fileno=sockets_fd))
+    try:
+        await worker.start(socket.socket(fileno=sockets_fd))
+    except LocalError as error:  # a file was in order when the main process read it
+        _log.error("%s; until that is mended this worker does not start", error)
+        return 1
     await worker.ended.wait()
     link.channel.close()
     return 0

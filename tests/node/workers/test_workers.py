@@ -328,6 +328,23 @@ async def test_a_worker_that_hung_or_started_meanwhile_knows_the_keys_of_now(tmp
         assert await asked("another-key-of-the-client") == [200, 200]
 
 
+async def test_a_worker_whose_files_are_broken_starts_when_they_are_mended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, key = tmp_path / "clients", "a-key-of-one-client"
+    file.write_text(f"one {key}")
+    async with worked(clients_file=str(file)) as nodes:
+        a = nodes[0]
+        file.write_text("one")
+        os.kill(front_of(a).workers[0].pid, signal.SIGKILL)
+        await until(lambda: front_of(a).restarts == 2)
+        assert (await ask(a.port, "POST", CHAT, (("Authorization", f"Bearer {key}"),), chat())).status == 200
+        file.write_text(f"one {key}")
+        await until(lambda: front_of(a).workers[0].serves)
+    told = capfd.readouterr().err
+    assert "until that is mended this worker does not start" in told and "Traceback" not in told
+
+
 async def test_what_is_no_request_for_an_engine_is_answered_by_the_main_process(nodes: Cluster) -> None:
     a = nodes[0]
     assert json.loads((await ask(a.port, "GET", "/v1/models")).body)["data"][0]["id"] == "m"
