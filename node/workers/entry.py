@@ -287,7 +287,7 @@ class EntryDispatcher(Dispatcher):
         while len(self._believed) > MAX_BELIEVED:
             del self._believed[next(iter(self._believed))]
         if told.yes and not known[0]:
-            self._handovers.move_all()  # one was asked to, and did not know that it may
+            self._carried.move(*key)  # it was asked to, and did not know that it may
 
 
 class EntryApi(OpenAi):

@@ -189,6 +189,9 @@ class Front:
 
     async def reread(self, what: str) -> None:
         """A file was read again here, and could be used: let the workers read it too."""
+        for worker in self._workers.values():
+            if not worker.takes:  # it starts, or its loop does not turn: nobody waits, but it has to
+                worker.send(m.Reread(0, what))
         await self._heard(lambda worker, heard: worker.reread(what, heard))
 
     def _tell(self, message: Any) -> None:

@@ -177,8 +177,10 @@ class Worker:
             if not data:  # the main process is gone, its channel will say so too
                 asyncio.get_running_loop().remove_reader(sockets)
                 return
+            self._taken += 1
+            if not numbers:
+                _log.error("a connection is lost: this worker may have no more files open (ulimit -n)")
             for number in numbers:
-                self._taken += 1
                 connection = socket.socket(fileno=number)
                 connection.setblocking(False)
                 adopt(connection)
@@ -230,7 +232,8 @@ class Worker:
         except LocalError as error:
             _log.error("%s; what was read before stays in use", error)
         finally:
-            self._answer(number)
+            if self._serving:
+                self._answer(number)
 
     async def _close(self) -> None:
         await self._server.close()
@@ -241,12 +244,15 @@ async def _run(channel_fd: int, sockets_fd: int) -> int:
     loop = asyncio.get_running_loop()
     hello: asyncio.Future[m.Hello] = loop.create_future()
     worker: Worker | None = None
+    early: list[Any] = []  # said while this process started
 
     def hear(message: Any) -> None:
         if worker is not None:
             worker.hear(message)
         elif isinstance(message, m.Hello) and not hello.done():
             hello.set_result(message)
+        else:
+            early.append(message)
 
     def lost() -> None:
         os._exit(0)  # the main process is gone, and what it was asked for with it
@@ -258,7 +264,13 @@ async def _run(channel_fd: int, sockets_fd: int) -> int:
     settings = settings_of(greeting.settings)
     logs.set_up(settings, worker=greeting.number)
     worker = Worker(greeting, link)
-    await worker.start(socket.socket(fileno=sockets_fd))
+    for message in early:
+        worker.hear(message)
+    try:
+        await worker.start(socket.socket(fileno=sockets_fd))
+    except LocalError as error:  # a file was in order when the main process read it
+        _log.error("%s; until that is mended this worker does not start", error)
+        return 1
     await worker.ended.wait()
     link.channel.close()
     return 0

@@ -6,11 +6,13 @@ Rules
 2. Descriptors are compared with those of the same node when it had just become ready: files by number, sockets by those
    whose other side has closed long ago (CLOSE_WAIT) and by those that are far more than there are peers. The one warm
    connection for KV blocks that is kept for each peer is found dead at its next use, and not before: that is no leak.
+3. A node's workers are looked at with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import time
@@ -35,6 +37,8 @@ FILES_SPARE = 4
 #: Gauges of /metrics that are 0 on a quiet node.
 GAUGES = ("active_requests", "queued_requests", "queued_tokens")
 _CLOSE_WAIT = "08"
+#: What every process of a node inherits.
+RUN_DIR = "GRAPEVINE_RUN_DIR"
 
 
 async def look_until_none(
@@ -102,20 +106,19 @@ def _descriptors(node: ChaosNode, size: int, files_before: int) -> list[str]:
     warm = [peer for peer in waiting.values() if peer.endswith(f" to {node.ports['kv']}")]
     if len(waiting) > len(warm) or len(warm) > size:
         found.append(f"{len(waiting)} sockets whose other side has closed ({', '.join(waiting.values())})")
-    if len(sockets) > size * SOCKETS_PER_PEER + SOCKETS_BESIDES:
+    if len(sockets) > (size * SOCKETS_PER_PEER + SOCKETS_BESIDES) * len(node.pids()):
         found.append(f"{len(sockets)} sockets")
     return found
 
 
 def _links(node: ChaosNode) -> list[str]:
-    assert node.process is not None
-    folder = Path(f"/proc/{node.process.pid}/fd")
     links = []
-    for entry in os.listdir(folder):  # noqa: PTH208 - what goes away meanwhile is skipped
-        try:
-            links.append(os.readlink(folder / entry))  # noqa: PTH115 - they are no paths
-        except OSError:
-            continue
+    for pid in node.pids():
+        folder = Path(f"/proc/{pid}/fd")
+        with contextlib.suppress(OSError):  # what goes away meanwhile is skipped
+            for entry in os.listdir(folder):  # noqa: PTH208
+                with contextlib.suppress(OSError):
+                    links.append(os.readlink(folder / entry))  # noqa: PTH115 - they are no paths
     return links
 
 
@@ -136,12 +139,13 @@ def _port(address: str) -> int:
 
 
 def processes_left(folder: Path) -> list[str]:
-    """Engine processes of this run that outlived their nodes."""
+    """Processes of this run that outlived their nodes: engines by their mark, workers by where their node ran."""
     wanted = str(folder)
     found = []
     for process in psutil.process_iter():
         try:
-            if wanted in process.environ().get(MARKER, ""):
+            environ = process.environ()
+            if any(wanted in environ.get(name, "") for name in (MARKER, RUN_DIR)):
                 found.append(f"process {process.pid} {' '.join(process.cmdline())[:80]}")
         except psutil.Error:
             continue

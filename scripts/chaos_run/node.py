@@ -19,6 +19,8 @@ from node.addresses import GOSSIP_OFFSET, KV_OFFSET
 ROOT = Path(__file__).parents[2]
 #: Seconds that a node gets to end after SIGTERM, above its own grace.
 END_S = 30.0
+#: The module that a worker runs, as its command line says.
+WORKERS = "node.workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,17 @@ class ChaosNode:
                 for engine in guard.children():
                     return engine
         return None
+
+    def pids(self) -> list[int]:
+        """Its own processes: the one that was started, and its workers (`node.workers`)."""
+        if self.process is None:
+            return []
+        found = [self.process.pid]
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    found += [child.pid] if WORKERS in child.cmdline() else []
+        return found
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of its output."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +16,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 from chaos_run import leaks
-from chaos_run.node import ChaosNode
+from chaos_run.node import WORKERS, ChaosNode
 
+Worker = subprocess.Popen[bytes]
 IDLE = "grapevine_active_requests 0.0\ngrapevine_queued_requests 0.0\n"
 
 
@@ -80,6 +84,47 @@ async def test_a_socket_whose_other_side_has_closed_is_found(fake: Fake) -> None
         assert any("other side has closed" in leak for leak in await fake.look())
         client.close()
     assert await fake.look() == []
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    """A process of the command line of a worker, of a node whose files are in a folder; it holds what it is told to."""
+    package = tmp_path / "node" / "workers"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(HOLDING)
+    env = {**os.environ, leaks.RUN_DIR: str(tmp_path / "run"), "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", WORKERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=tmp_path
+    ) as process:
+        yield process
+        process.kill()
+
+
+HOLDING = """import socket, sys
+for line in sys.stdin:
+    host, port = line.split()
+    held = [open(__file__) for _ in range(16)], socket.create_connection((host, int(port)))
+    print("held", flush=True)
+"""
+
+
+async def test_workers_are_looked_at_with_their_node_and_none_may_outlive_it(
+    fake: Fake, worker: Worker, tmp_path: Path
+) -> None:
+    assert worker.stdin is not None and worker.stdout is not None
+    assert worker.pid in _here().pids()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = leaks.files_of(_here())
+        host, port = server.getsockname()
+        worker.stdin.write(f"{host} {port}\n".encode())
+        worker.stdin.flush()
+        other, _ = server.accept()
+        assert await asyncio.to_thread(worker.stdout.readline) == b"held\n"
+        other.close()
+        found = await fake.look(before)
+    assert any("files" in leak for leak in found) and any("other side has closed" in leak for leak in found)
+    (left,) = leaks.processes_left(tmp_path)
+    assert left.startswith(f"process {worker.pid} ")
 
 
 def _here() -> ChaosNode:

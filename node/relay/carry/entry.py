@@ -95,6 +95,13 @@ class Carried:
         for stream in tuple(self._streams):
             stream.end(why)
 
+    def move(self, rid: str, visited: tuple[str, ...]) -> None:
+        """Ask an answer to go on elsewhere that was asked before, wherever it runs; named as `decide` was asked."""
+        for stream in tuple(self._streams):
+            options = stream.elsewhere
+            if options is not None and (options.rid, options.visited) == (rid, visited):
+                stream.move()
+
     async def write(
         self, attempt: Attempts, opened: Opened, finish: Finish, request: web.BaseRequest, headers: HeaderList
     ) -> web.StreamResponse:

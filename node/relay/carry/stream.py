@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from node.errors import RemoteError
-from node.plan import Refusal
+from node.plan import Refusal, RouteOptions
 from node.relay.answer import Watchdog, is_event_stream
 from node.relay.answer import cut as cut_off
 from node.relay.carry import marks
@@ -126,6 +126,12 @@ class CarriedStream:
             return False
         self._begin_move(leg, "it is to run elsewhere")
         return True
+
+    @property
+    def elsewhere(self) -> RouteOptions | None:
+        """What its next leg would be decided by, were it moved now; None while it has no leg that could be left."""
+        leg = self._leg
+        return None if leg is None else self._carrier.elsewhere(leg.opened.plan.target)
 
     def end(self, why: str) -> None:
         """End it with an error event now, wherever it runs: nobody will be here to go on with it."""

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import SettingsError
+from node.relay.carry.lost import CAUSES
 from node.relay.deadlines import Deadlines
 from node.settings import make_settings
 from tests.node.fakes import engine as fake
@@ -266,6 +268,83 @@ async def test_a_worker_that_hangs_gets_no_connections(nodes: Cluster) -> None:
     await until(lambda: stopped.takes)
 
 
+async def test_a_worker_that_has_no_descriptors_left_loses_a_connection_and_nothing_else(nodes: Cluster) -> None:
+    a = nodes[0]
+    full, other = front_of(a).workers
+    soft, hard = resource.prlimit(full.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (3, hard))
+    statuses = []
+    async with AsyncExitStack() as stack:
+        for client in await connected(stack, a.port, 2):
+            try:
+                statuses.append((await client.ask("GET", "/v1/models")).status)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                statuses.append(0)
+        assert sorted(statuses) == [0, 200]
+        await front_of(a).settle()
+        assert (full.load, other.load) == (0, 1), "it is not taken to hold what it has lost"
+        resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        (client,) = await connected(stack, a.port, 1)
+        assert (await client.ask("POST", CHAT, (), chat())).status == 200
+        await front_of(a).settle()
+        assert (full.connections, other.connections) == (1, 1)
+
+
+async def test_a_worker_that_hung_or_started_meanwhile_knows_the_keys_of_now(tmp_path: Path) -> None:
+    """What changes is told to those too of whom nobody expects that they listen."""
+    file = tmp_path / "clients"
+    file.write_text("one a-key-of-one-client")
+    async with worked(2, cluster_key="a-secret-of-the-cluster-for-tests", clients_file=str(file)) as nodes:
+        a = nodes[0]
+
+        async def asked(key: str) -> list[int]:
+            """One after the other through both workers, run by the other node."""
+            headers = (("Authorization", f"Bearer {key}"), (FORCE, "b"))
+            async with AsyncExitStack() as stack:
+                clients = await connected(stack, a.port, 2)
+                return [(await client.ask("POST", CHAT, headers, chat())).status for client in clients]
+
+        hung, victim = front_of(a).workers
+        os.kill(victim.pid, signal.SIGKILL)
+        await until(lambda: front_of(a).workers[1].pid not in (0, victim.pid))
+        stopped = [hung.pid, front_of(a).workers[1].pid]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not hung.takes)
+        file.write_text("one another-key-of-the-client")
+        old = a.node.keys.ring.ids[0]
+        for member in nodes.members:
+            await member.node.reloader.look(forced=True)
+            await member.node.keys.add("another-secret-of-the-cluster")
+        for member in nodes.members:
+            member.node.keys.use(member.node.keys.ring.ids[1])
+            member.node.keys.remove(old)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await complete(a)
+        await until(lambda: hung.takes)
+        await front_of(a).settle()
+        assert await asked("a-key-of-one-client") == [401, 401]
+        assert await asked("another-key-of-the-client") == [200, 200]
+
+
+async def test_a_worker_whose_files_are_broken_starts_when_they_are_mended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, key = tmp_path / "clients", "a-key-of-one-client"
+    file.write_text(f"one {key}")
+    async with worked(clients_file=str(file)) as nodes:
+        a = nodes[0]
+        file.write_text("one")
+        os.kill(front_of(a).workers[0].pid, signal.SIGKILL)
+        await until(lambda: front_of(a).restarts == 2)
+        assert (await ask(a.port, "POST", CHAT, (("Authorization", f"Bearer {key}"),), chat())).status == 200
+        file.write_text(f"one {key}")
+        await until(lambda: front_of(a).workers[0].serves)
+    told = capfd.readouterr().err
+    assert "until that is mended this worker does not start" in told and "Traceback" not in told
+
+
 async def test_what_is_no_request_for_an_engine_is_answered_by_the_main_process(nodes: Cluster) -> None:
     a = nodes[0]
     assert json.loads((await ask(a.port, "GET", "/v1/models")).body)["data"][0]["id"] == "m"
@@ -433,6 +512,30 @@ async def test_a_drained_node_moves_the_streams_of_its_workers() -> None:
             await member.node.resume()
         page = (await ask(nodes[0].port, "GET", "/metrics")).body
         assert b'cause="moved",result="carried"} 2.0' in page
+
+
+async def test_only_those_streams_move_that_are_asked_to_and_once_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has to ask first whether a stream may move remembers which one, wherever that runs."""
+    for limit in ("PATIENCE_MIN_S", "PATIENCE_MAX_S"):  # else a stream that pauses is carried as one that hangs
+        monkeypatch.setattr(f"node.relay.carry.silence.{limit}", 600.0)
+    async with carrying() as nodes:
+        a, b, _ = nodes.members
+        whole = await tell(nodes, "c")
+        stay: list[asyncio.Task[bytes]] = []
+        go: list[asyncio.Task[bytes]] = []
+        for member, telling in ((a, stay), (b, go)):  # of each, one for each worker of their entry
+            member.faulty.faults = [Fault(5, "pause"), Fault(5, "pause")]
+            for number in (1, 2):
+                await front_of(a).settle()
+                telling.append(asyncio.create_task(tell(nodes, member.name)))
+                await until(lambda: member.node.handovers.running.movable == number)  # noqa: B023
+        assert [len(worker.desk) for worker in front_of(a).workers] == [2, 2]
+        assert b.node.handovers.move_all() == 2
+        assert await asyncio.gather(*go) == [whole] * 2
+        a.faulty.resume()
+        assert await asyncio.gather(*stay) == [whole] * 2
+        assert await metric(a.port, 'grapevine_carries_total{cause="moved",result="carried"}') == 2
+        assert (await ask(a.port, "GET", "/metrics")).body.count(b'result="carried"} 0.0') == len(CAUSES) - 1
 
 
 async def test_a_request_whose_engine_says_nothing_is_given_up_as_by_one_process() -> None:
