@@ -1,4 +1,4 @@
-"""What clients see of a node with workers is what they see of one process: the same tests, nodes with two workers."""
+"""The framing of HTTP is the same where workers do it: the same tests, a node with two workers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.node.fakes import engine as fake
 from tests.node.fakes.cluster import Cluster
-from tests.node.http.test_forward import (
-    nodes,
-    test_a_body_of_megabytes_arrives_as_it_was_sent,
-    test_a_broken_stream_is_learnt_from_as_a_failure,
-    test_a_client_that_goes_away_aborts_the_engine,
-    test_a_completion_says_who_ran_it_and_why,
-    test_a_stream_whose_engine_dies_ends_with_an_error_event,
-    test_a_whole_answer_whose_engine_dies_is_cut,
-    test_an_error_of_the_engine_is_its_own,
-    test_an_invalid_request_id_is_replaced,
-    test_every_method_goes_through,
-    test_expect_continue_is_answered_before_the_body,
-    test_hostile_headers_never_reach_the_engine,
-    test_requests_on_one_connection_follow_each_other,
-    test_the_first_chunk_arrives_while_the_engine_holds_the_second,
-    test_tokenize_is_routed_too,
-    test_transfer_parameters_of_a_client_are_removed,
-)
 from tests.node.http.test_framing import (
     test_a_client_of_http_1_0_keeps_its_connection_only_when_it_asks,
     test_a_client_that_closes_its_half_is_gone,
@@ -50,40 +33,24 @@ from tests.node.http.test_framing import (
 from tests.node.workers.nodes import worked
 
 __all__ = [
-    "nodes",
-    "test_a_body_of_megabytes_arrives_as_it_was_sent",
-    "test_a_broken_stream_is_learnt_from_as_a_failure",
     "test_a_client_of_http_1_0_keeps_its_connection_only_when_it_asks",
     "test_a_client_that_closes_its_half_is_gone",
-    "test_a_client_that_goes_away_aborts_the_engine",
-    "test_a_completion_says_who_ran_it_and_why",
     "test_a_head_that_never_ends_is_bounded_by_its_bytes",
     "test_a_large_body_that_is_refused_is_answered_and_not_read",
     "test_a_request_may_come_byte_by_byte",
     "test_a_request_that_is_cut_in_its_body_reaches_nobody",
     "test_a_stream_for_a_client_of_http_1_0_ends_with_its_connection",
-    "test_a_stream_whose_engine_dies_ends_with_an_error_event",
-    "test_a_whole_answer_whose_engine_dies_is_cut",
-    "test_an_error_of_the_engine_is_its_own",
     "test_an_expectation_is_answered_where_it_is_known",
-    "test_an_invalid_request_id_is_replaced",
     "test_an_offer_to_upgrade_is_ignored_with_its_body_whole",
     "test_another_expectation_is_refused",
     "test_chunks_may_have_extensions_and_trailers_and_neither_goes_on",
     "test_chunks_that_are_none_are_refused",
-    "test_every_method_goes_through",
-    "test_expect_continue_is_answered_before_the_body",
     "test_garbage_behind_a_request_does_not_spoil_its_answer",
     "test_head_has_the_headers_and_no_body_and_the_connection_goes_on",
     "test_heads_are_bounded",
-    "test_hostile_headers_never_reach_the_engine",
     "test_nothing_is_tunnelled",
     "test_only_so_many_requests_wait_on_one_connection",
-    "test_requests_on_one_connection_follow_each_other",
     "test_requests_that_come_at_once_are_answered_in_their_order",
-    "test_the_first_chunk_arrives_while_the_engine_holds_the_second",
-    "test_tokenize_is_routed_too",
-    "test_transfer_parameters_of_a_client_are_removed",
     "test_what_can_be_read_in_two_ways_is_refused_and_nothing_behind_it_is_seen",
 ]
 
@@ -92,6 +59,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[Cluster]:
-    """Two nodes for the whole file."""
-    async with worked(2) as running:
+    """One node for the whole file: nobody else could be preferred to it."""
+    async with worked(1) as running:
         yield running
+
+
+@pytest.fixture
+def nodes(shared: Cluster) -> Cluster:
+    for member in shared.members:
+        member.fake.script = fake.answer_chat
+        member.fake.received.clear()
+        member.fake.disconnects = 0
+    return shared
