@@ -13,12 +13,24 @@ from node.relay.carry.lost import Lost
 from node.view import ClusterView
 
 
-class Cluster(Protocol):
-    """What the dispatcher needs to know of the cluster; `node.registry` is it."""
+class Sights(Protocol):
+    """What whoever carries an answer needs to know of the cluster, and tells of it."""
 
     def view(self, parsed: ParsedRequest) -> ClusterView:
         """The candidates for a request, now."""
         ...
+
+    def failed(self, target: str, why: str) -> None:
+        """Learn that a target could not begin, or go on."""
+        ...
+
+    def row_age_s(self, target: str) -> float:
+        """Seconds since a target's newest load row was true; infinite for a stranger."""
+        ...
+
+
+class Cluster(Sights, Protocol):
+    """What the dispatcher needs to know of the cluster; `node.registry` is it."""
 
     def sent(self, plan: Plan) -> Callable[[bool], None]:
         """Count a request as sent to the plan's target; the returned function ends that (True: it was run)."""
@@ -28,16 +40,8 @@ class Cluster(Protocol):
         """Learn that a target is full."""
         ...
 
-    def failed(self, target: str, why: str) -> None:
-        """Learn that a target could not begin."""
-        ...
-
     def worked(self, target: str) -> None:
         """Learn that a target answered."""
-        ...
-
-    def row_age_s(self, target: str) -> float:
-        """Seconds since a target's newest load row was true; infinite for a stranger."""
         ...
 
     def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
@@ -59,12 +63,16 @@ class Runner(Protocol):
         ...
 
 
-class Peers(Runner, Protocol):
-    """The runner on peers."""
+class Settling(Protocol):
+    """Who can tell that something is over."""
 
     async def settled(self, opened: Opened) -> None:
         """Wait, bounded, until the peer has ended an attempt that was closed here."""
         ...
+
+
+class Peers(Runner, Settling, Protocol):
+    """The runner on peers."""
 
 
 class Notes(Protocol):

@@ -33,7 +33,6 @@ from node.relay.dispatch import Dispatcher
 from node.relay.forward import exchange, passed_on, refusal_of
 from node.relay.headers import internal
 from node.relay.local import EVENT, Additions, engine_part, engine_request
-from node.relay.ports import unnoticed
 from node.relay.refused import Refused as NobodyRuns
 from node.relay.session import Session
 from node.relay.upstream import Base, UpstreamAnswer, UpstreamError, open_upstream
@@ -352,13 +351,9 @@ class Names:
         """Whether it is one."""
         return name in self._known
 
-    def models_union(self) -> dict[str, object]:
-        """Never asked here: the list of models is the main process's."""
-        raise NotImplementedError
 
-
-class Cluster:
-    """As much of the cluster as a relay asks for and tells (`node.relay.ports.Cluster`)."""
+class Sights:
+    """`node.relay.ports.Sights`: who decides, and so asks for more, is the main process."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -380,25 +375,9 @@ class Cluster:
         """Nothing is seen of it here: who decides sees it."""
         return _BLANK
 
-    def sent(self, plan: Plan) -> Callable[[bool], None]:
-        """Never told, like the rest: who decides counts."""
-        raise NotImplementedError
 
-    def busy(self, target: str, load: LoadVector | None) -> None:
-        """Never told."""
-        raise NotImplementedError
-
-    def worked(self, target: str) -> None:
-        """Never told."""
-        raise NotImplementedError
-
-    def answered(self, parsed: ParsedRequest, target: str, first: bytes) -> None:
-        """Never told."""
-        raise NotImplementedError
-
-
-class Peers:
-    """`node.relay.ports.Peers`, of which a relay only wants that a peer has ended what it ran."""
+class Settling:
+    """`node.relay.ports.Settling`: attempts are opened by the main process."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -410,12 +389,6 @@ class Peers:
             await self._link.ask(lambda number: m.Settle(number, plan, leg))
         except NoAnswer:
             return
-
-    async def open(
-        self, call: Call, plan: Plan, *, predicted_ms: float, admitted: Callable[[], None] = unnoticed
-    ) -> OpenedAttempt:
-        """Never asked."""
-        raise NotImplementedError
 
 
 class Notes:

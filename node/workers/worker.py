@@ -49,7 +49,7 @@ from node.settings import Settings
 from node.tls import ClusterTrust, ServerTls
 from node.workers import messages as m
 from node.workers.channel import Channel
-from node.workers.entry import Cluster, EntryApi, EntryDispatcher, Exchanges, Names, Notes, Peers
+from node.workers.entry import EntryApi, EntryDispatcher, Exchanges, Names, Notes, Settling, Sights
 from node.workers.guests import Counted, GuestRoutes, Guests
 from node.workers.link import Link
 from node.workers.passed import PassedOn
@@ -81,7 +81,7 @@ class Worker:
         self._load = LoadVector()
         self._handovers = Handovers()
         self._downs = Downs()
-        self._cluster = Cluster(link)
+        self._sights = Sights(link)
         self._dispatcher: EntryDispatcher
         self._server: HttpServer
         self._serving = False
@@ -103,10 +103,10 @@ class Worker:
             link=link,
             exchanges=exchanges,
             keyed=lambda: not self._access.open,
-            cluster=self._cluster,
+            cluster=self._sights,
             policy=make_policy(settings.policy),
-            local=Peers(link),
-            peers=Peers(link),
+            local=None,  # whoever decides runs it
+            peers=Settling(link),
             room=WaitingRoom(0, time.monotonic),
             downs=self._downs,
             deadlines=deadlines,
@@ -192,7 +192,7 @@ class Worker:
                 self._load = load_vector.decode(message.load)
                 self._answer(message.number)
             case m.Ages():
-                self._cluster.heard(message.at, message.ages)
+                self._sights.heard(message.at, message.ages)
             case m.Down():
                 self._downs.down(message.name)
             case m.MoveAll() if self._serving:

@@ -37,7 +37,7 @@ from node.relay.deadlines import Deadlines
 from node.relay.downs import DEATH_GRACE_S, Downs
 from node.relay.handover import Handovers
 from node.relay.headers import HeaderList
-from node.relay.ports import Cluster, Notes, Peers
+from node.relay.ports import Notes, Settling, Sights
 from node.relay.refused import Refused
 from node.relay.response import RawResponse, length_of
 from node.relay.upstream import UpstreamAnswer, UpstreamSilentError
@@ -59,8 +59,8 @@ class Carried:
         self,
         name: str,
         *,
-        cluster: Cluster,
-        peers: Peers,
+        cluster: Sights,
+        peers: Settling,
         downs: Downs,
         deadlines: Deadlines,
         handovers: Handovers,

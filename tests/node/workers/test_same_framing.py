@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.node.fakes import engine as fake
 from tests.node.fakes.cluster import Cluster
+from tests.node.http.test_forward import nodes
 from tests.node.http.test_framing import (
     test_a_client_of_http_1_0_keeps_its_connection_only_when_it_asks,
     test_a_client_that_closes_its_half_is_gone,
@@ -33,6 +33,7 @@ from tests.node.http.test_framing import (
 from tests.node.workers.nodes import worked
 
 __all__ = [
+    "nodes",
     "test_a_client_of_http_1_0_keeps_its_connection_only_when_it_asks",
     "test_a_client_that_closes_its_half_is_gone",
     "test_a_head_that_never_ends_is_bounded_by_its_bytes",
@@ -62,12 +63,3 @@ async def shared() -> AsyncIterator[Cluster]:
     """One node for the whole file: nobody else could be preferred to it."""
     async with worked(1) as running:
         yield running
-
-
-@pytest.fixture
-def nodes(shared: Cluster) -> Cluster:
-    for member in shared.members:
-        member.fake.script = fake.answer_chat
-        member.fake.received.clear()
-        member.fake.disconnects = 0
-    return shared
