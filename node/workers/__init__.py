@@ -3,6 +3,7 @@
 | file | where | what |
 |---|---|---|
 | `messages.py`, `told.py` | both | what main process and workers say to each other; requests and plans in that form |
+| `packing.py` | both | messages as bytes and back, every field's type checked |
 | `channel.py` | both | one Unix socket, framed messages, those of one turn of the loop in one write |
 | `front.py`, `process.py` | main | the port: accepts, hands sockets out, keeps workers alive; one worker as a process |
 | `desk.py`, `asked.py`, `runners.py` | main | one worker's questions: decide, admit, count, let it make the exchange |

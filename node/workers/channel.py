@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from node.errors import RemoteError
-from node.workers.messages import MAX_MESSAGE, decode, encode
+from node.workers.packing import MAX_MESSAGE, decode, encode
 
 #: Bytes that may wait for the other side to read them: beyond, it is taken to hang.
 MAX_WAITING = 64 * 1024 * 1024

@@ -19,7 +19,8 @@ from node.plan import Plan, RouteOptions
 from node.prompt.parse import parse_request
 from node.workers import told
 from node.workers.channel import Channel
-from node.workers.messages import FROM_WORKER, MAX_MESSAGE, TO_WORKER, Begin, End, Fail, Ready, decode, encode
+from node.workers.messages import FROM_WORKER, TO_WORKER, Begin, End, Fail, Ready
+from node.workers.packing import MAX_MESSAGE, decode, encode
 from tests.node.http.bodies import CHAT, chat
 
 KINDS = (*FROM_WORKER, *TO_WORKER)
