@@ -6,7 +6,7 @@ It ends with the last of these tests: the others need its memory and its two cor
 """
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import aiohttp
@@ -24,6 +24,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(item.fspath).parent == Path(__file__).parent:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(ENGINE_START_LIMIT_S + 300))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure, what the nodes said last."""
+    report = yield
+    client = getattr(item, "funcargs", {}).get("client") or getattr(item, "funcargs", {}).get("pair")
+    if report.failed and isinstance(client, Client):
+        report.sections += [(f"log of {node.name}", node.tail(12)) for node in client.cluster.nodes.values()]
+    return report
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from localcluster import GRAPEVINE, LocalCluster, LocalNode, free_ports
 from openai import AsyncOpenAI
 
-from tests.e2e.client import MODEL, NAMES, Client, events, prose, until
+from tests.e2e.client import MODEL, NAMES, PATIENCE_S, Client, events, prose, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -44,9 +45,9 @@ async def test_a_stream_arrives_chunk_by_chunk_at_home_and_through_a_forward(cli
     )  # fmt: skip
     assert reply.target == target
     assert len(reply.times) > 20
-    assert reply.times[0] < reply.times[-1] / 2
     gaps = [later - earlier for earlier, later in zip(reply.times, reply.times[1:], strict=False)]
-    assert max(gaps) < reply.times[-1] / 2, "the answer came in one piece"
+    # Pieces of one read are microseconds apart; an engine's step takes some milliseconds on any machine.
+    assert statistics.median(gaps) > 0.001, "the answer came in one piece"
 
 
 @pytest.mark.parametrize("entry", NAMES)
@@ -98,12 +99,17 @@ async def test_other_paths_of_the_engine_are_routed_too(client: Client) -> None:
 
 async def test_every_node_lists_all_three_with_vectors_younger_than_two_seconds(client: Client) -> None:
     for entry in NAMES:
+
+        async def fresh(entry: str = entry) -> bool:
+            members = (await client.state(entry))["members"]
+            return all(member["load_age_s"] < 2.0 for member in members)
+
+        await until(fresh, PATIENCE_S, f"{entry} has vectors younger than two seconds of all")
         members = {member["name"]: member for member in (await client.state(entry))["members"]}
         assert set(members) == set(NAMES)
         for member in members.values():
             assert member["state"] == "alive"
             assert member["load"]["ready"] is True
-            assert member["load_age_s"] < 2.0
             assert MODEL in member["models"]
         assert all(members[name]["rtt_ms"] is not None for name in NAMES if name != entry)
 
@@ -128,7 +134,7 @@ async def test_a_node_attaches_to_a_server_that_already_runs(client: Client, tmp
                     return response.status == 200
             return False
 
-        await until(ready, 30, "the attached node is ready")
+        await until(ready, PATIENCE_S, "the attached node is ready")
         async with AsyncOpenAI(base_url=annex.url + "/v1", api_key="none", max_retries=0) as api:
             assert [model.id async for model in api.models.list()] == [MODEL]
             answer = await api.completions.create(
@@ -162,6 +168,10 @@ async def test_a_client_that_disconnects_frees_the_target_engine(client: Client,
                 pass
 
     request = asyncio.create_task(ask())
-    await until(busy, 20, f"{target} runs the request")
+    await until(busy, PATIENCE_S, f"{target} runs the request")
+    made = await client.metric(target, "vllm:generation_tokens_total")
     request.cancel()
-    assert await until(idle, 2, f"{target} drops the request") < 2
+    took = await until(idle, PATIENCE_S, f"{target} drops the request")
+    made = await client.metric(target, "vllm:generation_tokens_total") - made
+    print(f"dropped within {took:.1f} s, {made:.0f} tokens later")
+    assert made < 1500, "the engine went on to the end of the answer"

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.e2e.client import NAMES, OPERATOR, Client, prose, until
+from tests.e2e.client import NAMES, OPERATOR, PATIENCE_S, Client, prose, until
 from tests.e2e.pools import PoolBytes, reset_engine_cache
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -61,6 +61,7 @@ async def test_a_node_that_lacks_the_prefix_pulls_it_without_being_told_when_tha
     prompt = prose(4, 1500)
     await client.complete("red", prompt, headers={"x-grapevine-force-target": "red"})
     await client.knows_holder("green", prompt, "red")
+    await client.would_pull("green", prompt, target="green", source="red")
     reply = await client.complete("green", prompt, headers={"x-grapevine-force-target": "green"})
     assert reply.headers.get("x-grapevine-source") == "red"
     assert reply.pulled > 5
@@ -107,7 +108,7 @@ async def at_rest(client: Client, *names: str) -> None:
         use = [await client.metric(name, "vllm:kv_cache_usage_perc") for name in names]
         return not any(use) and not any(pool["leases"] or pool["partial"] for pool in kv)
 
-    await until(empty, 30, "engines and pools have given everything back")
+    await until(empty, PATIENCE_S, "engines and pools have given everything back")
 
 
 async def test_a_source_that_is_stopped_costs_its_deadline_and_nobody_else_anything(client: Client) -> None:
@@ -136,7 +137,7 @@ async def test_a_source_that_is_stopped_costs_its_deadline_and_nobody_else_anyth
         views = [await client.member(name, "red") for name in NAMES]
         return all(view is not None and view["state"] == "alive" for view in views)
 
-    await until(back, 30, "all see the stopped node alive again")
+    await until(back, PATIENCE_S, "all see the stopped node alive again")
 
 
 async def test_clients_that_leave_while_blocks_are_pulled_or_loaded_leave_nothing_behind(client: Client) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from localcluster import ENGINE_START_LIMIT_S
 
-from tests.e2e.client import MODEL, Client, until
+from tests.e2e.client import MODEL, PATIENCE_S, Client, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -310,10 +310,10 @@ async def test_a_killed_engine_costs_an_answer_in_one_piece_no_token_twice(clien
         assert not asking.done(), "it was over before it could be disturbed"
         return await generated(client, "green") - own >= long / 3
 
-    await until(midway, 60, "a third of the answer is there")
+    await until(midway, PATIENCE_S, "a third of the answer is there")
     core.kill()
     answer = await asking
-    await until(lambda: lost(client, "green"), 60, "green knows that its engine is gone")
+    await until(lambda: lost(client, "green"), PATIENCE_S, "green knows that its engine is gone")
     for told in (answer, whole):  # what was found cached is the last engine's affair
         told["usage"]["prompt_tokens_details"] = None
     assert answer == whole
