@@ -27,7 +27,10 @@ HANG_COSTS_S = 5.0
 """What a hang should cost at most; printed beside what it cost, since a slow machine is no failure."""
 NEVER_S = 45.0
 """Longer than this and the watchdog did not work."""
-QUESTION = "Tell me a long story about a lighthouse keeper and the sea."
+QUESTION = "Explain how bread is made, step by step."
+BEGINNING = "Once upon a time there was a miller who had three sons."
+"""The answers to these two are never close: over 240 tokens the best is ahead of the next by 0.02 in log probability, a
+thousand times what another order of the same sums changes."""
 
 
 @dataclass(slots=True)
@@ -196,7 +199,7 @@ def without_names(raw: bytes) -> dict[str, Any]:
 
 
 def text(**more: Any) -> dict[str, Any]:
-    return {"prompt": "Once upon a time there was a lighthouse. " + QUESTION, "max_tokens": 40, **more}
+    return {"prompt": BEGINNING, "max_tokens": 40, **more}
 
 
 OTHER_WORDS = "Sag \u201eH\u00f6r zu\u201c, \u4e16\u754c \U0001f30d!"
@@ -325,11 +328,7 @@ async def test_a_killed_engine_costs_an_answer_in_one_piece_no_token_twice(clien
 
 async def test_a_killed_engine_costs_a_completion_with_stop_strings_only_a_pause(client: Client) -> None:
     await ready(client, "red", "green", "blue")
-    prompt = {
-        "prompt": "Once upon a time there was a lighthouse. " + QUESTION,
-        "max_tokens": TOKENS,
-        "ignore_eos": True,
-    }
+    prompt = text(max_tokens=TOKENS, ignore_eos=True)
     stop = stop_string(await ask(client, "blue", "/v1/completions", prompt))
     whole = await ask(client, "blue", "/v1/completions", {**prompt, "stop": [stop, "never said"]})
     assert whole.finish == ("stop", stop)
