@@ -9,17 +9,23 @@ from kvmigrate import layout
 from kvmigrate.digest import block_digest
 from kvmigrate.layout import SlotHeader
 from kvmigrate.reader import PoolReader
-from tests.e2e.client import Client
+from tests.e2e.client import PATIENCE_S, Client, until
 
 
 async def reset_engine_cache(client: Client, name: str) -> None:
-    """Empty the engine's own prefix cache, so that the pool is what is left."""
+    """Empty the engine's own prefix cache, so that the pool is what is left.
+
+    The engine does not as long as it holds a block for a request, and says so: it is asked again.
+    """
     socket = (await client.state(name))["engine"]["address"].removeprefix("unix:")
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=socket)) as engine,
-        engine.post("http://engine/reset_prefix_cache") as response,
-    ):
-        assert response.status == 200
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=socket)) as engine:
+
+        async def emptied() -> bool:
+            async with engine.post("http://engine/reset_prefix_cache") as response:
+                assert response.status == 200
+                return bool((await response.json())["success"])
+
+        await until(emptied, PATIENCE_S, f"the engine of {name} empties its cache")
 
 
 class PoolBytes:
