@@ -12,6 +12,15 @@ GROWTH_PERCENT = 5.0
 """Growth from the second third of the run to the last that is still flat: allocators breathe."""
 GROWTH_MIB = 16.0
 GROWTH_COUNT = 8.0
+NOTHING_AT_THE_END = (
+    ".pool_leases",
+    ".pool_expired_leases",
+    ".pool_partial",
+    ".engine_running",
+    ".engine_waiting",
+    ".engine_kv_use",
+)
+"""A lease that ended by itself is one that nobody gave back; an engine without a request holds no block."""
 DIFFER_SHARE = 0.01
 """Answers that may differ from the first one to the same prompt: another chunking of a prefill rounds differently, and
 near a tie that changes a token, in float32 about never."""
@@ -21,8 +30,10 @@ def faults(samples: Sequence[Sample], end: Sample, tally: Tally) -> list[str]:
     """What is wrong, one line each; empty when nothing is."""
     found = [line for name in sorted(samples[0]) if (line := _growth(name, samples))]
     for name, value in sorted(end.items()):
-        if name.endswith((".pool_leases", ".pool_partial")) and value != 0:
+        if name.endswith(NOTHING_AT_THE_END) and value != 0:
             found.append(f"{name} is {value:g} at the end")
+        if name.endswith(".pool_granted") and value > samples[0][name]:
+            found.append(f"{name} was {samples[0][name]:g} before the first request and is {value:g} at the end")
     answered = tally.requests - tally.cut
     if tally.failures:
         found.append(f"{sum(tally.failures.values())} requests failed: {dict(tally.failures.most_common(3))}")

@@ -17,6 +17,7 @@ def run(**last: float) -> list[dict[str, float]]:
         "a.node_files": 50.0,
         "shm_beyond_pools_mib": 20.0,
         "a.pool_used_mib": 0.0,
+        "a.pool_granted": 32.0,
     }
     return [
         {name: value + last.get(name.replace(".", "_"), 0.0) * number for name, value in flat.items()}
@@ -28,7 +29,15 @@ def good() -> Tally:
     return Tally(requests=100, cut=5, pulled_blocks=50, pulls=10)
 
 
-END = {"a.pool_leases": 0.0, "a.pool_partial": 0.0, "a.pool_granted": 32.0}
+END = {
+    "a.pool_leases": 0.0,
+    "a.pool_expired_leases": 0.0,
+    "a.pool_partial": 0.0,
+    "a.pool_granted": 32.0,
+    "a.engine_running": 0.0,
+    "a.engine_waiting": 0.0,
+    "a.engine_kv_use": 0.0,
+}
 
 
 def test_a_flat_run_has_no_fault_and_a_pool_may_fill_up() -> None:
@@ -48,9 +57,15 @@ def test_what_keeps_growing_is_named(figure: str) -> None:
     assert "grew from" in line and line.split()[0].replace(".", "_") == figure
 
 
-@pytest.mark.parametrize("name", ["a.pool_leases", "a.pool_partial"])
+@pytest.mark.parametrize("name", [name for name in END if name != "a.pool_granted"])
 def test_what_is_open_at_the_end_is_named(name: str) -> None:
     assert faults(run(), END | {name: 1.0}, good()) == [f"{name} is 1 at the end"]
+
+
+def test_slots_that_a_pull_kept_are_named() -> None:
+    (line,) = faults(run(), END | {"a.pool_granted": 33.0}, good())
+    assert line == "a.pool_granted was 32 before the first request and is 33 at the end"
+    assert faults(run(), END | {"a.pool_granted": 30.0}, good()) == []
 
 
 def test_wrong_and_missing_answers_and_a_run_without_pulls_are_faults() -> None:
