@@ -95,6 +95,15 @@ def test_an_engine_whose_blocks_do_not_move_says_so_once_and_serves_without(
     refused.shutdown()
 
 
+def test_a_step_that_computes_nothing_is_marked() -> None:
+    connector = GrapevineConnector(config(), KVConnectorRole.SCHEDULER, caches(FULL))
+    for tokens, idle in (({}, True), ({"r": 5}, False)):
+        step = SimpleNamespace(num_scheduled_tokens=tokens, kv_connector_block_state=None)
+        plan = connector.build_connector_meta(step)
+        assert isinstance(plan, StepPlan) and plan.idle is idle
+    connector.shutdown()
+
+
 def test_an_engine_of_full_attention_on_several_ranks_takes_part() -> None:
     assert identity.refusal(config(), caches(FULL)) == ""
     assert identity.refusal(config(tensor_parallel_size=2), caches(FULL)) == ""
