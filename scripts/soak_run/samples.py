@@ -78,11 +78,17 @@ def _processes(pid: int) -> dict[str, float]:
     found["node_threads"] = node.num_threads()
     for child in node.children(recursive=True):
         try:
-            found["engine_mib"] += _private_mib(child)
+            found[f"{_part(child)}_mib"] += _private_mib(child)
             found["engine_files"] += child.num_fds()
         except psutil.NoSuchProcess:
             continue
     return dict(found)
+
+
+def _part(process: psutil.Process) -> str:
+    """Which process of an engine it is: our connector's halves live in the core and in the workers."""
+    name = process.name()  # its first 15 characters
+    return "core" if name.startswith("VLLM::Engine") else "worker" if name.startswith("VLLM::Worker") else "engine"
 
 
 def _private_mib(process: psutil.Process) -> float:
