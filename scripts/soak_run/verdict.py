@@ -11,8 +11,8 @@ from soak_run.samples import Sample
 GROWTH_PERCENT = 5.0
 """Growth from the second third of the run to the last that is still flat: allocators breathe."""
 WORKER_GROWTH_PERCENT = 7.0
-"""The heap of vLLM's worker grows for longer than a soak, also without our connector (docs/kv.md). One block lost at each
-pull would be about 9 %."""
+"""The heap of vLLM's worker grows for longer than a soak, also without our connector (docs/kv.md). One block lost
+at each pull would be about 9 %."""
 GROWTH_MIB = 16.0
 GROWTH_COUNT = 8.0
 NOTHING_AT_THE_END = (
