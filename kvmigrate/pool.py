@@ -345,6 +345,9 @@ class BlockPool:
         The system takes milliseconds for a large slot, so that happens outside of the lock; the file lock keeps the
         file open meanwhile.
         """
+        with self._lock:
+            if not self._table.lacks_memory(wanted):
+                return None  # nobody who needs none waits for a thread that takes some
         with self._file_lock:
             with self._lock:
                 slot = None if self._closed else self._table.take_fresh(wanted)

@@ -82,9 +82,13 @@ class SlotTable:
         """Slots that are granted now."""
         return len(self._granted)
 
+    def lacks_memory(self, wanted: int) -> bool:
+        """Whether fewer than `wanted` slots are free and there are some that never had memory."""
+        return self._fresh > 0 and len(self._free) < wanted
+
     def take_fresh(self, wanted: int) -> int | None:
         """Return a slot to back with memory if fewer than `wanted` are free; None when there is no need or no slot."""
-        if not self._fresh or len(self._free) >= wanted:
+        if not self.lacks_memory(wanted):
             return None
         slot = self.slots - self._fresh
         self._fresh -= 1

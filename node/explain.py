@@ -69,7 +69,7 @@ def _unlike(view: ClusterView, plan: Plan) -> list[dict[str, str]]:
     """Nodes that hold a part of the prompt in KV blocks that the target cannot use, so nothing is pulled from them."""
     target = view.get(plan.target)
     ours = target.models.get(plan.model) if target is not None else None
-    if ours is None or not ours.fingerprint:
+    if target is None or ours is None or not ours.fingerprint:
         return []
     found = []
     for candidate in view.candidates:
@@ -78,7 +78,11 @@ def _unlike(view: ClusterView, plan: Plan) -> list[dict[str, str]]:
             continue
         if theirs.fingerprint != ours.fingerprint:
             why = f"its KV blocks are not like those of {plan.target}; `grapevine kv` there says what differs"
-            found.append({"node": candidate.name, "why": why})
+        elif not candidate.exchanges_kv_with(target):
+            why = f"its KV blocks travel {candidate.kv_way} and those of {plan.target} {target.kv_way}"
+        else:
+            continue
+        found.append({"node": candidate.name, "why": why})
     return found[:MAX_EXCLUDED]
 
 

@@ -340,9 +340,7 @@ class KvSide:
 
     def unlike(self) -> dict[str, str]:
         """Nodes that serve a model of ours and whose blocks we cannot use, and why, in words."""
-        known = self.peers.unlike()
-        models = {**dict.fromkeys(known, "it"), **self._unlike()}
-        return {name: known.get(name) or f"another fingerprint of {model}" for name, model in models.items()}
+        return {**self._unlike(), **self.peers.unlike()}
 
     def snapshot(self) -> dict[str, object]:
         """The state as plain JSON values."""

@@ -40,7 +40,7 @@ from node.prompt import ParsedRequest
 from node.relay.downs import Downs
 from node.roster import Roster
 from node.stored import StoredResponses
-from node.view import ClusterView, NodeState
+from node.view import Candidate, ClusterView, NodeState
 
 #: A row is renewed several times a second: older than this, in seconds, it says nothing about what happens there now.
 FRESH_S = 3.0
@@ -92,7 +92,7 @@ class Registry:
 
     def begin(self, incarnation: int, meta: NodeMeta, host: str) -> None:
         """Enter ourselves, before the first gossip event."""
-        self.roster.member(self.name, NodeState.ALIVE, incarnation=incarnation)
+        self.roster.member(self.name, NodeState.ALIVE, incarnation=incarnation, kv_tls=meta.kv_tls)
         self._meta[self.name] = meta
         self._hosts[self.name] = host
         self._up = frozenset(self._hosts.values())
@@ -238,31 +238,39 @@ class Registry:
         return info is not None and bool(info.fingerprint)
 
     def holders(self, model: str, chunks: Sequence[int]) -> dict[str, int]:
-        """Return the live nodes that hold a prefix of these chunks in blocks like ours, and how many chunks of it."""
+        """Return the live nodes that hold a prefix of these chunks in blocks for us, and how many chunks of it."""
         ours = self.roster.get(self.name)
         info = ours.models.get(model) if ours is not None else None
-        if info is None or not info.fingerprint:
+        if ours is None or info is None or not info.fingerprint:
             return {}
         prefixes = self.roster.prefixes
         given = prefixes.given(chunks)
         longest = prefixes.longest(chunks) if given is None else given
-        return {name: held for name, held in longest.items() if self._fingerprint(name, model) == info.fingerprint}
-
-    def unlike(self) -> dict[str, str]:
-        """Return the nodes that serve a model of ours and whose KV blocks we cannot use, and the model's name."""
-        ours = self.roster.get(self.name)
-        served = {m: i.fingerprint for m, i in ours.models.items() if i.fingerprint} if ours is not None else {}
-        found: dict[str, str] = {}
-        for name in self.roster.names():
-            for model, fingerprint in served.items():
-                if name != self.name and self._fingerprint(name, model) not in (b"", fingerprint):
-                    found[name] = model
+        found: dict[str, int] = {}
+        for name, held in longest.items():
+            node = self.roster.get(name)
+            if node is not None and _fingerprint(node, model) == info.fingerprint and node.exchanges_kv_with(ours):
+                found[name] = held
         return found
 
-    def _fingerprint(self, name: str, model: str) -> bytes:
+    def unlike(self) -> dict[str, str]:
+        """Return the nodes that serve a model of ours and whose KV blocks we cannot use, and why, in words."""
+        ours = self.roster.get(self.name)
+        return {} if ours is None else {name: why for name in self.roster.names() if (why := self._unlike(name, ours))}
+
+    def _unlike(self, name: str, ours: Candidate) -> str:
         node = self.roster.get(name)
-        info = node.models.get(model) if node is not None and node.state is NodeState.ALIVE else None
-        return info.fingerprint if info is not None else b""
+        if node is None or node is ours:
+            return ""
+        for model, info in ours.models.items():
+            fingerprint = _fingerprint(node, model)
+            if not info.fingerprint or not fingerprint:
+                continue
+            if fingerprint != info.fingerprint:
+                return f"another fingerprint of {model}"
+            if not node.exchanges_kv_with(ours):
+                return f"they travel {node.kv_way}, ours {ours.kv_way}: start both with --kv-tls or neither"
+        return ""
 
     def models_union(self) -> dict[str, object]:
         """Return the answer to `GET /v1/models`."""
@@ -305,11 +313,18 @@ class Registry:
         rtt_ms = None if view.rtt_s is None else view.rtt_s * 1000.0
         # Known from hearsay only: like a suspect, it gets work when there is nobody better.
         state = view.state if view.verified or not view.state.is_up else GossipState.SUSPECT
-        self.roster.member(view.name, NodeState(state.value), incarnation=view.incarnation, rtt_ms=rtt_ms)
         try:
             self._meta[view.name] = decode_meta(view.meta)
         except RemoteError:
             self._metrics.remote_errors.labels("meta").inc()
+        meta = self._meta.get(view.name)
+        self.roster.member(
+            view.name,
+            NodeState(state.value),
+            incarnation=view.incarnation,
+            rtt_ms=rtt_ms,
+            kv_tls=meta.kv_tls if meta is not None else None,
+        )
         if view.state.is_up:
             self._hosts[view.name] = view.host
         else:
@@ -392,6 +407,11 @@ class Registry:
                 counts[node.state.value] += 1
         for state, count in counts.items():
             self._metrics.members.labels(state).set(count)
+
+
+def _fingerprint(node: Candidate, model: str) -> bytes:
+    info = node.models.get(model) if node.state is NodeState.ALIVE else None
+    return info.fingerprint if info is not None else b""
 
 
 def chunk_key(chunk: int) -> bytes:

@@ -58,7 +58,15 @@ class Roster:
         self._ratios: OrderedDict[str, float] = OrderedDict()
         self._reuse = PRIOR_REUSE
 
-    def member(self, name: str, state: NodeState, *, incarnation: int, rtt_ms: float | None = None) -> None:
+    def member(
+        self,
+        name: str,
+        state: NodeState,
+        *,
+        incarnation: int,
+        rtt_ms: float | None = None,
+        kv_tls: bool | None = None,
+    ) -> None:
         """Gossip saw a member or a change of one. A new incarnation has lost its load and its prefixes."""
         known = self._nodes.get(name)
         if known is not None and incarnation < known.incarnation:
@@ -72,9 +80,8 @@ class Roster:
             self.sends.forget(name)
         if reborn:
             node = replace(node, load=LoadVector(), seq=0)
-        self._set(
-            replace(node, state=state, incarnation=incarnation, rtt_ms=rtt_ms if rtt_ms is not None else node.rtt_ms)
-        )
+        rtt_ms = node.rtt_ms if rtt_ms is None else rtt_ms
+        self._set(replace(node, state=state, incarnation=incarnation, rtt_ms=rtt_ms, kv_tls=kv_tls))
         self._bound()
 
     def remove(self, name: str) -> None:

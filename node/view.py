@@ -51,6 +51,8 @@ class Candidate:
     models: Mapping[str, ModelInfo] = field(default_factory=dict)
     incarnation: int = 0
     seq: int = 0
+    #: Its KV blocks travel over TLS and not otherwise; None = it does not say.
+    kv_tls: bool | None = None
     #: `models` while it takes requests (alive, ready, not draining), else nothing: every decision asks everybody.
     offers: Mapping[str, ModelInfo] = field(init=False, repr=False, compare=False)
 
@@ -66,8 +68,26 @@ class Candidate:
     def with_load(self, load: LoadVector, now: float) -> Candidate:
         """The same node with a vector that is true now; `dataclasses.replace` takes three times as long."""
         return Candidate(
-            self.name, load, now, self.state, self.is_self, self.rtt_ms, self.models, self.incarnation, self.seq
+            self.name,
+            load,
+            now,
+            self.state,
+            self.is_self,
+            self.rtt_ms,
+            self.models,
+            self.incarnation,
+            self.seq,
+            self.kv_tls,
         )
+
+    @property
+    def kv_way(self) -> str:
+        """How its KV blocks travel, for people."""
+        return "over TLS" if self.kv_tls else "in clear"
+
+    def exchanges_kv_with(self, other: Candidate) -> bool:
+        """Whether KV blocks travel between the two: not between one that encrypts them and one that does not."""
+        return self.kv_tls == other.kv_tls or self.kv_tls is None or other.kv_tls is None
 
     @property
     def hop_ms(self) -> float:

@@ -42,6 +42,7 @@ class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM ships no type
     """Loads to start and saves to make in one engine step; vLLM pickles it from the engine core to every worker."""
 
     step: int = 0
+    idle: bool = False  #: nothing is computed in this step
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[BlockSave] = field(default_factory=list)
 
@@ -137,6 +138,7 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
 
         plan.loads, plan.saves = side.half.plan_step(scheduler_output.num_scheduled_tokens, block_ids_of)
         plan.step = side.half.step
+        plan.idle = not scheduler_output.num_scheduled_tokens
         if self._why_not:
             plan.saves = []
         elif self._pins is not None:
@@ -216,7 +218,7 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
         """Loads that ended since the last step, good or bad."""
         results = KVConnectorTransferResults()
         if self._worker is not None and self._worker.half is not None:
-            results.finished_recving = self._worker.half.take_finished()
+            results.finished_recving = self._worker.half.take_finished(idle=self._plan().idle)
         return results
 
     def get_block_ids_with_load_errors(self) -> set[int]:

@@ -9,6 +9,8 @@ Rules:
 4. A block counts as loaded only if the slot header named the wanted hash and generation before and after the copy and
    the digest of the bytes was right. Anything else names the paged block, and all that follow it in the chain, as
    failed, and vLLM recomputes from there.
+5. A step that computes nothing waits a moment for a load that is under way. vLLM repeats such steps without a pause, in
+   two processes that spin in between, and on a host with few cores the load is what they take the time from.
 """
 
 import logging
@@ -25,6 +27,9 @@ from kvmigrate.link.messages import SlotGrant
 from kvmigrate.reader import ReadFault
 
 logger = logging.getLogger("vllm.grapevine")
+
+IDLE_WAIT_S = 0.02
+"""How long an empty step waits for a load, and so a request that comes just then for its first step."""
 
 STOP_LIMIT_S = 5.0
 """How long `close` waits for a copy in progress; one block takes milliseconds."""
@@ -88,6 +93,7 @@ class WorkerHalf:
         # Unbounded by type, bounded by vLLM: at most one job per request that it holds blocks for.
         self._jobs: queue.SimpleQueue[tuple[LoadJob, Fence | None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[LoadResult] = queue.SimpleQueue()
+        self._loading = 0  # jobs whose result was not taken yet
         self._failed: set[int] = set()
         self._saves = SavesInThread(copies) if copies.overlapped else SavesInPlace(copies)
         self._thread = threading.Thread(target=self._load_forever, name="grapevine-load", daemon=True)
@@ -103,6 +109,7 @@ class WorkerHalf:
         self._slots.poll()
         after = self._copies.fence()
         for job in jobs:
+            self._loading += 1
             self._jobs.put((job, after))
 
     def save(self, step: int, saves: Sequence[BlockSave]) -> None:
@@ -129,11 +136,13 @@ class WorkerHalf:
                 self._slots.unused(batch.failed)
         return steps
 
-    def take_finished(self) -> set[str]:
-        """Requests whose load has ended since the last call. Call it before `take_failed` in the same step."""
+    def take_finished(self, *, idle: bool = False) -> set[str]:
+        """Requests whose load has ended since the last call. Call it before `take_failed` in the same step.
+
+        `idle`: the step has nothing else to do and waits for the first of them, for IDLE_WAIT_S at most.
+        """
         finished: set[str] = set()
-        while not self._results.empty():
-            result = self._results.get()
+        while (result := self._next_result(wait=idle and not finished)) is not None:
             finished.add(result.job.request_id)
             self._failed |= result.failed
             self.counters.loaded_blocks += result.good
@@ -142,6 +151,16 @@ class WorkerHalf:
             if result.corrupt:
                 self._slots.corrupt(result.corrupt)
         return finished
+
+    def _next_result(self, *, wait: bool) -> LoadResult | None:
+        if not self._loading:
+            return None
+        try:
+            result = self._results.get(timeout=IDLE_WAIT_S) if wait else self._results.get_nowait()
+        except queue.Empty:
+            return None
+        self._loading -= 1
+        return result
 
     def take_failed(self) -> set[int]:
         """Paged blocks of the loads just reported whose bytes must not be used."""

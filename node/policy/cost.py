@@ -287,7 +287,7 @@ class Cost:
             if least_ms >= pull.margin * recompute_ms and not forced:
                 break  # so little that it would not pay on the fastest network
             theirs = source.models.get(model)
-            if theirs is None or theirs.fingerprint != info.fingerprint:
+            if theirs is None or theirs.fingerprint != info.fingerprint or not source.exchanges_kv_with(candidate):
                 continue
             rtt = load.rtts.get(name)
             if rtt is None:

@@ -29,7 +29,7 @@ def explored(
         theirs, extra = question.info(source), question.giving_tokens.get(source.name, 0) - held
         if extra <= 0 or source.name == target.name or source.name in target.load.rates:
             continue
-        if theirs is None or theirs.fingerprint != info.fingerprint:
+        if theirs is None or theirs.fingerprint != info.fingerprint or not source.exchanges_kv_with(target):
             continue
         rtt = target.load.rtts.get(source.name) or (source.hop_ms if target.is_self else target.hop_ms)
         net = pull.guess(question.typical.net, rtt)

@@ -2,6 +2,8 @@
 
 Three nodes with SmolLM2-135M: a holder, a puller, and one without a pool (`--no-kv`). Each prompt is new, so `cold` is
 a whole prefill; `local` is the same prompt again at its holder, `pulled` the holder's blocks fetched by the puller.
+Before each of them all engines rest: the processes of a vLLM spin for a second after their last message, and engines
+that are hosts apart in the real world would take the cores from the one that is measured.
 Throughput: short prompts that nobody shares, at the holder (connector on, nothing to migrate) and at the node without
 a pool, in turns: each round asks one, then the other, and the next round the other way round.
 
@@ -51,6 +53,8 @@ WORDS = (
 FIRST_TOKENS = 4
 LOAD_REQUESTS, LOAD_AT_A_TIME, LOAD_WORDS, LOAD_TOKENS = 6, 6, 60, 32
 PATIENCE_S = 20.0
+#: vLLM's `SpinCondition.busy_loop_s` is 1 s.
+REST_S = 1.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--larger-tokens", default="1000,3500", help="prompt lengths of the larger model (1000,3500)")
     parser.add_argument("--repeats", type=int, default=3, help="prompts per length (3)")
     parser.add_argument("--rounds", type=int, default=12, help="rounds of the throughput, per node (12)")
+    parser.add_argument("--rest", type=float, default=REST_S, help=f"seconds of rest before each request ({REST_S})")
     parser.add_argument("--dtype", default="auto", help="of the engines: auto is bfloat16, float32 is slower (auto)")
 
 
@@ -68,6 +73,7 @@ def run(options: argparse.Namespace) -> Result:
     result = Result("migrate", TARGETS)
     asyncio.run(_parts(result, options))
     result.note(f"engines: {MODEL}, dtype {options.dtype}, on this machine; the others idle while one is measured")
+    result.note(f"{options.rest} s of rest before each request, so that no engine spins that is not asked")
     result.note("sizes are prompt tokens as the engine counts them, to within a few per cent")
     if LARGER in options.parts.split(","):
         result.note("larger: random weights in the shape of SmolLM2-360M (32 layers, 960 wide, 5 KV heads)")
@@ -84,7 +90,7 @@ async def _parts(result: Result, options: argparse.Namespace) -> None:
     engine = ("--dtype", options.dtype)
     if "ttft" in parts:
         async with _cluster((HOLDER, PULLER), engine, max(lengths)) as client:
-            await _first_tokens(result, client, lengths, repeats)
+            await _first_tokens(result, client, lengths, repeats, rest_s=options.rest)
     if "throughput" in parts:
         async with _cluster((HOLDER, PLAIN), engine, 1000) as client:
             await _throughput(result, client, rounds)
@@ -92,7 +98,7 @@ async def _parts(result: Result, options: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as name:
             model = randommodel.make_model(Path(name) / LARGER, randommodel.LARGER)
             async with _cluster((HOLDER, PULLER), (*engine, *randommodel.ENGINE_ARGS), max(larger), model) as client:
-                await _first_tokens(result, client, larger, repeats, f"{LARGER}_")
+                await _first_tokens(result, client, larger, repeats, rest_s=options.rest, prefix=f"{LARGER}_")
 
 
 def _lengths(text: str, quick: bool) -> list[int]:
@@ -100,11 +106,13 @@ def _lengths(text: str, quick: bool) -> list[int]:
     return [min(lengths, key=lambda length: abs(length - 3500))] if quick else lengths
 
 
-async def _first_tokens(result: Result, client: _Client, lengths: list[int], repeats: int, prefix: str = "") -> None:
+async def _first_tokens(
+    result: Result, client: _Client, lengths: list[int], repeats: int, *, rest_s: float, prefix: str = ""
+) -> None:
     scale = await client.words_per_token()
     seeds = itertools.count(1)
     for length in lengths:
-        rows = [await client.one(next(seeds), int(length * scale)) for _ in range(repeats)]
+        rows = [await client.one(next(seeds), int(length * scale), rest_s) for _ in range(repeats)]
         cold, local, pulled = (statistics.median(row[place] for row in rows) for place in range(3))
         suffix = f"n{length}"
         result.add(f"{prefix}ttft_cold_s_{suffix}", cold)
@@ -164,13 +172,16 @@ class _Client:
         async with self._session.post(self._cluster[HOLDER].url + "/tokenize", json={"prompt": text}) as answer:
             return 500 / int((await answer.json())["count"])
 
-    async def one(self, seed: int, words: int) -> tuple[float, float, float]:
+    async def one(self, seed: int, words: int, rest_s: float) -> tuple[float, float, float]:
         """Seconds to the first token of a prompt: cold, local, pulled. Raises when a pull brought nothing."""
         other, prompt = _prose(2 * seed, words), _prose(2 * seed + 1, words)
+        await asyncio.sleep(rest_s)
         cold, _ = await self._first(PULLER, other, {"x-grapevine-no-pull": "1"})
         await self._first(HOLDER, prompt, {"x-grapevine-no-pull": "1"})
+        await asyncio.sleep(rest_s)
         local, _ = await self._first(HOLDER, prompt, {"x-grapevine-no-pull": "1"})
         await self._heard(prompt)
+        await asyncio.sleep(rest_s)
         pulled, headers = await self._first(PULLER, prompt, {"x-grapevine-force-source": HOLDER})
         blocks = int(headers.get("x-grapevine-pulled-blocks", "0"))
         if not blocks:

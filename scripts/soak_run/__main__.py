@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from localcluster import LocalCluster
 
 from soak_run.load import Load
-from soak_run.samples import Sample, look
-from soak_run.verdict import faults, thirds
+from soak_run.samples import Sample, look, processes, shared_files
+from soak_run.verdict import NOTHING_AT_THE_END, faults, thirds
 
 NAMES = ("north", "east", "south")
 MODEL = "SmolLM2-135M-Instruct"
@@ -27,15 +28,19 @@ EMULATED = (
     f"--served-model-name {MODEL} --uds {{uds}} --link-socket {{link}} --kv-block-bytes 16384"
 )
 NODE_ARGS = {
-    "real": ("--kv-pool-gib", "0.15"),
+    "real": ("--kv-pool-gib", "0.3"),
     "emulated": ("--kv-pool-gib", "0.001", "--engine-command", EMULATED),
 }
 """Pools that a few documents fill."""
-ENGINE_ARGS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager")
+ENGINE_ARGS = (
+    *("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"),
+    *("--num-gpu-blocks-override", "64"),  # its own cache holds a few documents too: the others load or are pulled
+)
 CLIENTS = 4
 LOOK_EVERY_S = 5.0
-QUIET_S = 90.0
-"""Leases end by themselves after 60 s at most."""
+QUIET_S = 30.0
+"""How long what a client left behind may take to end: a pull takes 15 s at most."""
+SERIES_EVERY_S = 60.0
 
 
 def main() -> int:
@@ -58,7 +63,10 @@ def main() -> int:
     return 1 if report["faults"] else 0
 
 
-async def _soak(workdir: Path, seconds: float, seed: int, engines: str) -> dict[str, list[str] | object]:
+Report = dict[str, Any]
+
+
+async def _soak(workdir: Path, seconds: float, seed: int, engines: str) -> Report:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # or the nodes would stay behind
@@ -73,26 +81,30 @@ async def _soak(workdir: Path, seconds: float, seed: int, engines: str) -> dict[
         try:
             await cluster.start_all()
             await cluster.wait_ready(session)
-            return await _watched(cluster, session, seconds, seed)
+            report = await _watched(cluster, session, seconds, seed)
+            running = processes(cluster)
+            files = shared_files(running)
         finally:
             await cluster.stop_all()
+    report["faults"] += [f"process {process.pid} is left" for process in running if process.is_running()]
+    report["faults"] += [f"{path} is left" for path in sorted(files) if path.exists()]
+    return report
 
 
-async def _watched(
-    cluster: LocalCluster, session: aiohttp.ClientSession, seconds: float, seed: int
-) -> dict[str, list[str] | object]:
+async def _watched(cluster: LocalCluster, session: aiohttp.ClientSession, seconds: float, seed: int) -> Report:
     load = Load(cluster, session, MODEL, random.Random(seed))
+    samples: list[Sample] = [await look(cluster, session)]
     until = time.monotonic() + seconds
     asking = asyncio.create_task(load.run(CLIENTS, lambda: time.monotonic() >= until))
-    samples: list[Sample] = []
     while not asking.done():
+        await asyncio.wait([asking], timeout=LOOK_EVERY_S)
         samples.append(await look(cluster, session))
         _say(f"{until - time.monotonic():6.0f} s left, {load.tally.requests} requests, {load.tally.pulls} with pulls")
-        await asyncio.wait([asking], timeout=LOOK_EVERY_S)
     await asking
     end = await _settled(cluster, session)
     figures = {name: [round(value, 1) for value in thirds(name, samples)] for name in sorted(samples[0])}
     tally = load.tally
+    each = max(1, round(SERIES_EVERY_S / LOOK_EVERY_S))
     return {
         "minutes": round(seconds / 60, 1),
         "requests": tally.requests,
@@ -102,17 +114,18 @@ async def _watched(
         "differ": tally.differ,
         "failures": dict(tally.failures),
         "second_and_last_third": figures,
+        "series": {name: [round(sample[name], 1) for sample in samples[::each]] for name in sorted(samples[0])},
         "end": end,
         "faults": faults(samples, end, tally),
     }
 
 
 async def _settled(cluster: LocalCluster, session: aiohttp.ClientSession) -> Sample:
-    """A last look, when no lease is open any more or none can be."""
+    """A last look, when all is over or should be."""
     give_up = time.monotonic() + QUIET_S
     while True:
         sample = await look(cluster, session)
-        if all(value == 0 for name, value in sample.items() if name.endswith(".pool_leases")):
+        if not any(value for name, value in sample.items() if name.endswith(NOTHING_AT_THE_END)):
             return sample
         if time.monotonic() > give_up:
             return sample

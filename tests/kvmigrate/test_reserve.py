@@ -89,3 +89,50 @@ def test_the_reserve_gives_up_where_memory_cannot_be_had(pool: BlockPool, monkey
     reserve.close()
     lost = pool.header.geometry.slots - pool.stats().free
     assert lost == 0
+
+
+def test_half_of_the_reserve_is_kept_at_all_times_and_the_rest_taken_when_the_pool_is_left_alone(
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvmigrate.reserve.QUIET_S", 3600.0)
+    asked: list[int] = []
+    prepare = pool.prepare
+
+    def noted(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return prepare(nbytes)
+
+    monkeypatch.setattr(pool, "prepare", noted)
+    reserve = Reserve(pool, 8 * BLOCK)
+    until(lambda: taken(pool) == 4)
+    for stored in (1, 2, 3):
+        store(pool, [chain(3)[stored - 1]])
+        until(lambda n=stored: taken(pool) == 4 + n)  # type: ignore[misc]
+    assert set(asked) == {4 * BLOCK}
+    monkeypatch.setattr("kvmigrate.reserve.QUIET_S", 0.0)
+    store(pool, [chain(4)[3]])
+    until(lambda: taken(pool) == 4 + 8)
+    reserve.close()
+
+
+def test_who_needs_no_memory_does_not_wait_for_a_thread_that_takes_some(pool: BlockPool) -> None:
+    while pool.prepare(4 * BLOCK):
+        pass
+    held, done = threading.Event(), threading.Event()
+
+    def taking() -> None:
+        with pool._file_lock:
+            held.set()
+            done.wait(PATIENCE_S)
+
+    other = threading.Thread(target=taking)
+    other.start()
+    assert held.wait(PATIENCE_S)
+    granted: list[object] = []
+    grant = threading.Thread(target=lambda: granted.extend(pool.grant(4)), daemon=True)
+    grant.start()
+    grant.join(5.0)
+    in_time = len(granted)
+    done.set()
+    other.join()
+    assert in_time == 4

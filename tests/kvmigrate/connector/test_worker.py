@@ -198,6 +198,23 @@ def test_nothing_is_reported_while_the_thread_may_still_write(memory: BlockMemor
     worker.close()
 
 
+def test_a_step_that_computes_nothing_waits_for_a_load_and_no_other_step_does(
+    memory: BlockMemory, slots: FakeSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = WorkerHalf(CpuCopies(memory), slots, 0, lambda: 0.0)
+    worker.start_loads([load_job("a", (0, 3)), load_job("b", (1, 4))])
+    assert worker.take_finished(idle=True) == set()  # it does not wait for ever
+    monkeypatch.setattr("kvmigrate.connector.worker.IDLE_WAIT_S", 3600.0)
+    assert worker.take_finished() == set()
+    slots.gate.set()
+    done = [worker.take_finished(idle=True)]
+    if done != [{"a", "b"}]:
+        done.append(worker.take_finished(idle=True))
+    assert set.union(*done) == {"a", "b"} and done[0]
+    assert worker.take_finished(idle=True) == set()  # nothing is loading
+    worker.close()
+
+
 @pytest.mark.parametrize("fault", [ReadFault.GONE, ReadFault.CORRUPT, RuntimeError("copy failed")])
 def test_a_bad_block_fails_itself_and_all_that_follow_and_the_request_still_wakes(
     memory: BlockMemory, slots: FakeSlots, fault: ReadFault | Exception

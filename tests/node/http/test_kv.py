@@ -13,6 +13,7 @@ import pytest
 from kvmigrate.pool import BlockPool
 from node.flights import Flights
 from node.kv import WARM_STEP_S
+from node.prompt import parse_request
 from tests.node.fakes import connector as kv
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import ask, connect
@@ -190,6 +191,26 @@ async def test_blocks_of_another_fingerprint_are_not_taken_and_everybody_is_told
     assert (
         json.loads((await ask(a.port, "GET", "/gossip/state")).body)["kv"]["unlike"]["b"] == "another fingerprint of m"
     )
+
+
+async def test_nodes_that_encrypt_blocks_are_not_asked_by_those_that_do_not_and_everybody_is_told_why(
+    pair: Pair,
+) -> None:
+    key = {"cluster_key": "a long enough key"}
+    a, b = await pair.add("a", settings={"kv_tls": True, **key}), await pair.add("b", settings=key)
+    await pair.nodes.agree()
+    await send(a, *force("a"))
+    await b.until(lambda: published(b, "a") > 0 and not b.node.registry.roster.prefixes.promised)
+    chunks = parse_request(CHAT, LONG).chunks
+    assert b.node.registry.roster.prefixes.longest(chunks) and b.node.registry.holders("m", chunks) == {}
+    told = json.loads((await ask(b.port, "POST", "/route/explain", force("b"), LONG)).body)
+    assert told["plan"]["source"] is None
+    why = "its KV blocks travel over TLS and those of b in clear"
+    assert told["unlike"] == [{"node": "a", "why": why}]
+    state = json.loads((await ask(b.port, "GET", "/gossip/state")).body)["kv"]
+    assert state["unlike"] == {"a": "they travel over TLS, ours in clear: start both with --kv-tls or neither"}
+    assert not (await send(b, *force("b"))).all("x-grapevine-source")
+    assert not state["peers"]
 
 
 async def test_a_source_that_is_gone_costs_only_speed_and_one_line_of_the_log(

@@ -32,6 +32,7 @@ def node(
     is_self: bool = False,
     rtt_ms: float | None = 1.0,
     age_s: float = 0.0,
+    kv_tls: bool | None = None,
     **load: object,
 ) -> Candidate:
     served = models or (info(),)
@@ -43,6 +44,7 @@ def node(
         is_self=is_self,
         rtt_ms=rtt_ms,
         models={model.id: model for model in served},
+        kv_tls=kv_tls,
     )
 
 

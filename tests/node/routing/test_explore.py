@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -21,14 +22,17 @@ def target(**fields: object) -> Candidate:
     return node("a", INFO, is_self=True, prefill_tps=15_000.0, **fields)  # type: ignore[arg-type]
 
 
+def holder() -> Candidate:
+    return node("b", INFO, prefill_tps=15_000.0, queued_ms=60_000.0)
+
+
 def asked(a: Candidate, **fields: object) -> Question:
-    holder = node("b", INFO, prefill_tps=15_000.0, queued_ms=60_000.0)
     base: dict[str, object] = {
         "model": MODEL,
         "prompt_tokens": 20_000,
         "output_tokens": 10,
-        "candidates": (a, holder),
-        "sources": (holder,),
+        "candidates": (a, holder()),
+        "sources": (holder(),),
         "matched_tokens": {"b": 16_000},
         "matched_chunks": {"b": 125},
     }
@@ -65,6 +69,7 @@ def test_it_is_not_tried_where_it_was_measured_or_could_never_pay_or_is_only_ask
     assert never(asked(target(), matched_tokens={"b": 10}))  # too little to measure anything
     other = node("b", info(kv_token_bytes=131_072, fingerprint=b"x" * 16), queued_ms=60_000.0)
     assert never(asked(target(), candidates=(target(), other), sources=(other,)))
+    assert never(asked(target(kv_tls=True), sources=(replace(holder(), kv_tls=False),)))
 
 
 def test_one_small_pull_makes_a_fast_network_used_by_its_pair_and_believed_by_the_others() -> None:

@@ -41,6 +41,7 @@ def drawn_node(rng: random.Random, number: int) -> Candidate:
         state=rng.choice([NodeState.ALIVE] * 6 + [NodeState.SUSPECT, NodeState.DEAD, NodeState.LEFT]),
         is_self=number == 0 and rng.random() < 0.8,
         rtt_ms=rng.choice([None, 0.2, 3.0, 40.0]),
+        kv_tls=rng.choice([None, False, False, True]),
         age_s=rng.choice([0.0, 0.3, 2.0, 20.0]),
         running=rng.randrange(20),
         waiting=rng.choice([0, 0, 5, 60]),

@@ -251,6 +251,15 @@ def slow(name: str, *models: ModelInfo) -> Candidate:
     return node(name, *models, prefill_tps=10.0)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(True, False), (False, True)])
+def test_nothing_is_pulled_between_a_node_that_encrypts_blocks_and_one_that_does_not(ours: bool, theirs: bool) -> None:
+    target = node("a", prefill_tps=10.0, kv_tls=ours)
+    assert pulling(target, node("b", kv_tls=theirs)).source is None
+    assert pulling(target.with_load(target.load, NOW), node("b", kv_tls=theirs)).source is None
+    for alike in (ours, None):
+        assert pulling(target, node("b", kv_tls=alike)).source == "b"
+
+
 def test_nothing_is_pulled_across_different_fingerprints_or_without_one() -> None:
     assert pulling(slow("a"), node("b", info(fingerprint=b"x" * 16))).source is None
     assert pulling(slow("a", info(fingerprint=b"")), node("b", info(fingerprint=b""))).source is None

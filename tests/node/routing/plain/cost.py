@@ -162,7 +162,7 @@ class PlainCost:
             if extra <= 0 or source.name == candidate.name:
                 continue
             theirs = question.info(source)
-            if theirs is None or theirs.fingerprint != info.fingerprint:
+            if theirs is None or theirs.fingerprint != info.fingerprint or not source.exchanges_kv_with(candidate):
                 continue
             recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
             rtt = candidate.load.rtts.get(source.name, source.hop_ms if candidate.is_self else candidate.hop_ms)
