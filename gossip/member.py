@@ -18,9 +18,10 @@ class MemberState(enum.Enum):
     DEAD = "dead"
     LEFT = "left"
 
-    def __init__(self, word: str) -> None:
-        #: Alive or suspect: still a member, still probed, still holding rows and slow state.
-        self.is_up = word in ("alive", "suspect")
+    @property
+    def is_up(self) -> bool:
+        """Alive or suspect: still a member, still probed, still holding rows and slow state."""
+        return self is MemberState.ALIVE or self is MemberState.SUSPECT
 
 
 @dataclass(frozen=True, slots=True)

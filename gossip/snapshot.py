@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gossip.build import is_compiled
 from gossip.endpoint import Endpoint
 from gossip.member import MemberView
 
@@ -17,6 +18,7 @@ def snapshot(endpoint: Endpoint, now: float) -> dict[str, Any]:
         "incarnation": me.incarnation,
         "address": f"{_bracketed(me.host)}:{me.port}",
         "leaving": endpoint.leaving,
+        "compiled": is_compiled(),
         "health_score": endpoint.health.score,
         "keys": list(endpoint.envelope.keyring.ids),
         "members": [_member(endpoint, view, now) for view in endpoint.members(now)],

@@ -79,7 +79,8 @@ class Timers:
         heap, live = self._heap, self._live
         while heap:
             entry = heap[0]
-            if live.get(entry[2]) is entry:
+            counts = live.get(entry[2])
+            if counts is not None and counts[1] == entry[1]:
                 return entry
             heapq.heappop(heap)
         return None

@@ -3,12 +3,13 @@
 #
 #   source "$(dirname "$0")/_env.sh"
 #   prepare_environment          # what a node needs; `prepare_environment dev` adds the development tools
+#   prepare_compiled             # where GRAPEVINE_COMPILE=1 asks for it: see there
 #   prepare_side clients         # .venv/clients: requirements/clients.txt and nothing else
 #   prepare_chromium             # from Debian's packages, where that is allowed
 #   exec "$PYTHON" ...
 #
 # A part is installed only when its lock file has changed. What pip says is in .venv/setup.log.
-# Settings: PYTHON_FOR_VENV (the Python to use), GRAPEVINE_VENV (another place than .venv).
+# Settings: PYTHON_FOR_VENV (the Python to use), GRAPEVINE_VENV (another place than .venv), GRAPEVINE_COMPILE.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${GRAPEVINE_VENV:-$ROOT/.venv}"
@@ -16,6 +17,9 @@ PYTHON="$VENV/bin/python"
 SETUP_LOG="$VENV/setup.log"
 # PyTorch's own index of CPU builds, for machines whose pip does not know them.
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
+# For `prepare_compiled` alone: the environment itself is of the sources, and a node knows no such setting.
+COMPILE="${GRAPEVINE_COMPILE:-0}"
+unset GRAPEVINE_COMPILE
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -127,6 +131,29 @@ prepare_side() {
     once "$1" "$(checksum "$ROOT/requirements/$1.txt")" "installing requirements/$1.txt" \
         install_list "$1" "$side/bin/python"
     exec 9>&-
+}
+
+# Puts the packages with the gossip core compiled (setup.py) before the sources, for this script and what it starts. They
+# are in $VENV/compiled, and made anew when any of their files has changed.
+prepare_compiled() {
+    [[ "$COMPILE" == [01] ]] || fail "GRAPEVINE_COMPILE is 1 to compile or 0 not to, but not '$COMPILE'"
+    ((COMPILE)) || return 0
+    prepare
+    once dev "$(checksum "$ROOT/requirements/dev.txt")" "installing the development tools" install_list dev
+    once compiled "$(checksum_of_packages)" "compiling the gossip core" install_compiled
+    exec 9>&-
+    export PYTHONPATH="$VENV/compiled${PYTHONPATH:+:$PYTHONPATH}"
+    export PYTHONSAFEPATH=1 # Python would put the folder that it is started in, with the sources, before that
+}
+
+checksum_of_packages() {
+    find "$ROOT"/{setup.py,pyproject.toml,gossip,kvmigrate,node} -type f ! -path '*/__pycache__/*' -print0 |
+        sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1
+}
+
+install_compiled() {
+    rm -rf "$VENV/compiled" "$VENV/.done-compiled"
+    GRAPEVINE_COMPILE=1 pip_install --no-build-isolation --target "$VENV/compiled" "$ROOT"
 }
 
 # The browser that the tests of the page drive. Not having it fails nothing: those tests are skipped, and say so.

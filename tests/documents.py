@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: What a line of a command begins with.
-PROGRAMS = re.compile(r"(grapevine|scripts/\w+|python3?|pip|curl|eval|export|for|docker|kubectl)\b")
+PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(grapevine|scripts/\w+|python3?|pip|curl|eval|export|for|docker|kubectl)\b")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PROMPT = re.compile(r"^[\w.-]+\$ ")
 #: What stands beside a command: a comment, or a description in a column of its own.

@@ -49,6 +49,8 @@ NOT_HERE = {
     "scripts/test tests/gossip -x": "runs what runs this",
     "scripts/test tests/node/http/test_cors.py": "runs what runs this",
     "python3 -m venv ~/grapevine && . ~/grapevine/bin/activate": "tests/ecosystem/test_wheel.py makes such a one",
+    "GRAPEVINE_COMPILE=1 pip install '.[vllm]'": "the same; tests/ecosystem/test_compiled.py builds that wheel",
+    "GRAPEVINE_COMPILE=1 scripts/bench gossip --nodes 100 --only rows --json": "a measurement; it compiles first",
     "pip install '.[vllm]'": "gigabytes for GPUs; tests/ecosystem/test_wheel.py installs the same without vLLM",
     "scripts/chaos": "a minute of load; tests/chaos/test_run.py runs a shorter one",
     "scripts/chaos --minutes 1": "a minute of load; tests/chaos/test_run.py runs a shorter one",
@@ -356,8 +358,9 @@ def test_every_command_and_option_that_is_named_is_there() -> None:
 
 def named_scripts() -> Iterator[tuple[str, list[str]]]:
     for text in [text for page in PAGES for text in inline(page)] + [text for _, text in COMMANDS]:
-        if text.startswith("scripts/"):
-            path, *words = shlex.split(text)
+        command = re.sub(r"^[A-Z_]+=\S+ ", "", text)
+        if command.startswith("scripts/"):
+            path, *words = shlex.split(command)
             yield path, words
 
 

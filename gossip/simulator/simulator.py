@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +39,14 @@ GRACE_S = 1.0
 REMEMBERED = 1024
 #: A timer fires this much late, in seconds, so that rounding of the clock's offset never makes it early.
 _ROUNDING_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """The load rows that nodes set."""
+
+    payload: bytes
+    every_s: float
 
 
 class Simulator:
@@ -76,7 +85,7 @@ class Simulator:
         self._boots = 0
         self._homes = 0
         self._subnet, self._port = subnet, port
-        self._load: tuple[bytes, float] | None = None
+        self._load: Load | None = None
         if self.checkers:
             self.at(INSPECT_S, self._inspect)
 
@@ -117,7 +126,7 @@ class Simulator:
 
     def load_rows(self, payload_bytes: int = 32, every_s: float = 0.2) -> None:
         """Let every node, also later ones, set a load row of this size again and again, each at its own phase."""
-        self._load = (b"r" * payload_bytes, every_s)
+        self._load = Load(b"r" * payload_bytes, every_s)
         for node in self.running():
             self._start_rows(node)
 
@@ -127,13 +136,13 @@ class Simulator:
 
     def _start_rows(self, node: SimNode) -> None:
         if self._load is not None:
-            self.at(self.now + self._load[1] * self.rng.random(), self._set_row, node, self._load)
+            self.at(self.now + self._load.every_s * self.rng.random(), self._set_row, node, self._load)
 
-    def _set_row(self, node: SimNode, load: tuple[bytes, float]) -> None:
+    def _set_row(self, node: SimNode, load: Load) -> None:
         if node.running and self._load is load:
             if node.paused_until <= self.now:
-                self._feed(node, io.RowSet(load[0]))
-            self.at(self.now + load[1], self._set_row, node, load)
+                self._feed(node, io.RowSet(load.payload))
+            self.at(self.now + load.every_s, self._set_row, node, load)
 
     # --- faults -------------------------------------------------------------------------------------------------------
 

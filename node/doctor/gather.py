@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from gossip.build import is_compiled
 from node import __version__, addresses, dirs
 from node.doctor.certificate import read_files
 from node.doctor.facts import Facts, Port, members_of, own_of
@@ -53,7 +54,7 @@ def gather(
         links=links,
         gpu_error=gpu_error,
         python=platform.python_version(),
-        grapevine=__version__,
+        grapevine=f"{__version__} (compiled)" if is_compiled() else __version__,
         vllm=vllm_version(),
         vllm_cpu=is_cpu_build(),
         mdns=names,

@@ -12,6 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import node
+
+#: Where nodes and agents that a bench starts find the packages: where it has found them itself, whatever is installed.
+PACKAGES = str(Path(node.__file__).parents[1])
+
 
 class Child:
     """Runs a module as a process of its own; it ends with the `with` block.

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from localcluster import GRAPEVINE, LocalCluster, free_ports
 
+from benches.child import PACKAGES
 from node.settings import GIB
 
 #: Seconds for all nodes to see each other ready, and for a process to end.
@@ -124,8 +125,8 @@ def _pool(sizes: Sizes) -> tuple[str, ...]:
 
 
 def _environment(run_dir: Path) -> dict[str, str]:
-    """The sources that this bench belongs to, whatever is installed; and a short place for sockets."""
-    return {"PYTHONPATH": str(Path(__file__).parents[2]), "GRAPEVINE_RUN_DIR": str(run_dir)}
+    """The packages that this bench has itself; and a short place for sockets."""
+    return {"PYTHONPATH": PACKAGES, "GRAPEVINE_RUN_DIR": str(run_dir)}
 
 
 async def _engine(port: int, sizes: Sizes, folder: Path, name: str) -> asyncio.subprocess.Process:

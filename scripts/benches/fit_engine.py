@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 from localcluster import LocalCluster
 
+from benches.child import PACKAGES
 from benches.fit_load import Ask
 from node.emulator.config import SMOLLM2_CPU, EngineConfig
 from node.emulator.fitting import Seen
@@ -87,7 +88,7 @@ async def small_model() -> AsyncIterator[tuple[Engine, EngineConfig]]:
             "--max-num-batched-tokens", str(BATCHED_TOKENS),
         )  # fmt: skip
         run = Path(folder) / "run"
-        env = {"PYTHONPATH": str(Path(__file__).parents[2]), "GRAPEVINE_RUN_DIR": str(run)}
+        env = {"PYTHONPATH": PACKAGES, "GRAPEVINE_RUN_DIR": str(run)}
         cluster = LocalCluster(Path(folder), ("fit",), args=("--no-mdns", "--no-kv"), engine_args=flags, env=env)
         try:
             await cluster.start_all()

@@ -8,18 +8,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gossip.build import is_compiled
+
 #: Loops of the yardstick.
 YARDSTICK_LOOPS = 3_000_000
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, memory, system, Python, and the load that others put on it."""
+    """Processor, cores, memory, system, Python, whether gossip is compiled, and the load that others put on it."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        "compiled": is_compiled(),
         "load_1min": round(os.getloadavg()[0], 1),
         "yardstick_cpu_s": round(yardstick(), 3),
     }

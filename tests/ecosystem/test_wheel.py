@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,34 +20,13 @@ from localcluster import free_ports
 
 from node import __version__
 from node.http.page import page_files
+from tests.ecosystem.building import BUILD_S, PACKAGES, ROOT, backend, copy_sources, run
 
-ROOT = Path(__file__).parents[2]
-#: Seconds: for one step of building or installing, and for a node to serve; on a machine that is busy elsewhere.
-BUILD_S, START_S = 500.0, 120.0
-#: What pip says when there is no index to ask, in which case nothing can be said about the wheel.
-OFFLINE = ("Failed to establish a new connection", "Temporary failure in name resolution", "Network is unreachable")
-PACKAGES = ("node", "gossip", "kvmigrate")
+#: Seconds for a node to serve, on a machine that is busy elsewhere.
+START_S = 120.0
 
 #: The first test that needs them waits for the environment too.
 pytestmark = pytest.mark.timeout(3 * BUILD_S)
-
-
-def run(*command: str | Path, cwd: Path | None = None) -> str:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PIP_CONSTRAINT")}
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=BUILD_S, check=False, cwd=cwd, env=env
-    )
-    told = done.stdout + done.stderr
-    if done.returncode and any(text in told for text in OFFLINE):
-        pytest.skip("pip reaches no package index here")
-    assert done.returncode == 0, told[-4000:]
-    return done.stdout
-
-
-def backend(step: str, source: Path, target: Path) -> Path:
-    """What the build backend of pyproject.toml makes of a source tree: `sdist` or `wheel`."""
-    code = f"import setuptools.build_meta as made; print(made.build_{step}({str(target)!r}))"
-    return target / run(sys.executable, "-c", code, cwd=source).split()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +38,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def sdist(folder: Path) -> Path:
-    tree = folder / "tree"
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        tree.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tree)
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return backend("sdist", tree, folder)
+    return backend("sdist", copy_sources(folder / "tree"), folder)
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,7 @@ def test_a_forgery_moves_no_window_and_pushes_nobody_out_of_the_table() -> None:
     assert theirs.open(sealed) == b"x"
 
 
+@pytest.mark.plain
 def test_the_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(envelope, "MAX_SESSIONS", 3)
     monkeypatch.setattr(envelope, "MAX_REQUESTS", 2)
@@ -196,6 +197,7 @@ def test_whoever_lacks_the_key_cannot_inject_and_every_attempt_is_counted() -> N
     assert counted == {"unsealed": 2, "unknown_key": 2, "replayed": 2, "malformed": 1}
 
 
+@pytest.mark.plain
 def test_a_sealed_cluster_lives_with_loss_duplicates_and_reordering(
     simulator: Callable[..., Simulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from gossip import GossipConfig, Identity, InvariantError, LocalError, MemberSta
 from gossip import actions as io
 from gossip.addresses import AddressBook
 from gossip.broadcast import BroadcastQueue, retransmits
+from gossip.build import is_compiled
 from gossip.encode import PacketBuilder
 from gossip.incarnation import first
 from gossip.messages import Dead, Left, Suspect
@@ -225,6 +226,7 @@ def test_a_snapshot_is_plain_json_and_holds_what_the_state_page_shows() -> None:
     sim.run(0.5)
     node = sim.nodes["n0"]
     shown = json.loads(json.dumps(node.endpoint.snapshot(sim.clock(node))))
+    assert shown["compiled"] is is_compiled()
     one = next(m for m in shown["members"] if m["name"] == "n1")
     assert one["state"] == "alive"
     assert one["address"].endswith(":7946")
@@ -253,5 +255,5 @@ def test_validation_notices_each_kind_of_broken_state() -> None:
     broken(lambda one: one.endpoint.rows._table._slots.update(ghost=0))
     broken(lambda one: one.endpoint.slow._copies.update(ghost=one.endpoint.slow._own))
     broken(lambda one: one.endpoint.membership._members.update(me=member(one)))
-    broken(lambda one: one.endpoint.slow._own._log.update(k=5))
+    broken(lambda one: one.endpoint.slow._own._log.update({b"k": 5}))
     broken(lambda one: [one.endpoint.membership.broadcasts.put(Left(f"g{i}", first(1))) for i in range(5)])

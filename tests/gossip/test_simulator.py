@@ -140,6 +140,7 @@ def test_a_run_without_its_faults_proves_nothing() -> None:
 # --- every checker bites: break the rule, and see it found ------------------------------------------------------------
 
 
+@pytest.mark.plain
 def test_an_incarnation_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def believe_anything(self: Membership, rumour: Alive, now: float) -> None:
         member = self._members.get(rumour.name)
@@ -160,6 +161,7 @@ def test_an_incarnation_that_falls_is_found(monkeypatch: pytest.MonkeyPatch) -> 
             sim.do(node.name, io.RowSet(b"row"))
 
 
+@pytest.mark.plain
 def test_a_return_from_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Membership._alive
 
@@ -183,6 +185,7 @@ def test_a_return_from_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
         sim.do("n0", io.RowSet(b"row"))
 
 
+@pytest.mark.plain
 def test_forgetting_the_dead_too_soon_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = started(4)
     sim.crash("n1")
@@ -199,6 +202,7 @@ def test_forgetting_the_dead_too_soon_is_found(monkeypatch: pytest.MonkeyPatch) 
             node.endpoint.membership.apply(echo, sim.clock(node))
 
 
+@pytest.mark.plain
 def test_a_node_in_its_own_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Membership.apply
 
@@ -213,6 +217,7 @@ def test_a_node_in_its_own_table_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         started(3)
 
 
+@pytest.mark.plain
 def test_a_running_node_that_holds_itself_for_departed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(self: Membership, rumour: Dead, now: float) -> None:
         if rumour.name == self._hub.name:
@@ -227,6 +232,7 @@ def test_a_running_node_that_holds_itself_for_departed_is_found(monkeypatch: pyt
         sim.run(2)
 
 
+@pytest.mark.plain
 def test_a_queue_that_outgrows_its_bound_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = started(3)
     put = BroadcastQueue.put
@@ -242,6 +248,7 @@ def test_a_queue_that_outgrows_its_bound_is_found(monkeypatch: pytest.MonkeyPatc
         sim.run(10)
 
 
+@pytest.mark.plain
 def test_a_timer_that_nobody_cancels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     cancel = Timers.cancel
     monkeypatch.setattr(Timers, "cancel", lambda self, key: None if key[0] is Timer.SESSION else cancel(self, key))
@@ -260,6 +267,7 @@ def test_a_row_of_the_dead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         sim.run(10)
 
 
+@pytest.mark.plain
 def test_a_change_of_slow_state_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     take = SlowMap._take
     monkeypatch.setattr(SlowMap, "_take", lambda self, delta: take(self, delta)[1:])
@@ -277,6 +285,7 @@ def test_a_member_that_vanishes_without_an_event_is_found() -> None:
         sim.validate()
 
 
+@pytest.mark.plain
 def test_a_cluster_that_does_not_find_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = started(6, quick())
     sim.partition(["n0", "n1", "n2"], ["n3", "n4", "n5"])

@@ -22,6 +22,7 @@ from typing import Self
 
 from localcluster import free_ports
 
+from benches.child import PACKAGES
 from benches.peers import PEERS
 from benches.proxy.backend import MODEL
 from benches.proxy.procs import family
@@ -115,7 +116,10 @@ class Stage:
     def _environment(self) -> dict[str, str]:
         """Ours; modules are compiled once, as they are where a node is installed."""
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        return inherited | {"PYTHONPATH": str(ROOT / "scripts"), "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode")}
+        return inherited | {
+            "PYTHONPATH": f"{PACKAGES}:{ROOT / 'scripts'}",
+            "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode"),
+        }
 
     def ready(self, subject: Subject) -> Subject:
         """Wait until a chat request gets through at each port.
