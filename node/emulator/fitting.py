@@ -28,6 +28,9 @@ LEAST_S = 1e-10
 #: Evaluations of one search, and first steps of the searches, in logarithms: each begins where the last one ended.
 EVALUATIONS = 400
 SPREADS = (0.7, 0.3, 0.1)
+#: A constant that a search lost, so that it is less than the first share of where all began, begins the next at the
+#: second: down there nothing hangs on its logarithm any more, and it would not be found again.
+LOST, AGAIN = 0.1, 0.3
 
 Point = tuple[float, ...]
 
@@ -74,15 +77,19 @@ def loss(config: EngineConfig, seen: Sequence[Seen]) -> float:
 
 def fitted(config: EngineConfig, seen: Sequence[Seen], *, evaluations: int = EVALUATIONS) -> Timing:
     """The timing with which an engine like `config` answers as was seen. Its own timing is where the search begins."""
-    timing = _scaled(config, seen)
+    began = timing = _scaled(config, seen)
 
     def cost(point: Point) -> float:
         return loss(replace(config, timing=_timing(timing, point)), seen)
 
     for spread in SPREADS:
-        start = tuple(math.log(max(LEAST_S, getattr(timing, name))) for name in FITTED)
+        start = tuple(math.log(_found(getattr(timing, name), getattr(began, name))) for name in FITTED)
         timing = _timing(timing, least(cost, start, spread, evaluations))
     return timing
+
+
+def _found(value: float, began: float) -> float:
+    return max(LEAST_S, value if value >= LOST * began else AGAIN * began)
 
 
 def _scaled(config: EngineConfig, seen: Sequence[Seen]) -> Timing:

@@ -1,8 +1,10 @@
 """Fits the emulated engine's times to a real vLLM, and says how far off it then is on other requests.
 
-Calibration: prompts alone, cold and cached, answers in company, then a mixed load. From these the constants are
-searched (`node.emulator.fitting`). Then another mixed load is sent, in an open loop and with shared beginnings: to the
-real engine, to the emulated one in virtual time, and to the emulated one behind HTTP.
+Calibration: prompts alone, cold and cached, answers in company, a mixed load, and the first again: the same engine on
+the same machine is faster in one minute than in another, and a load that it is busy with makes that twice as much. From
+these the constants are searched (`node.emulator.fitting`). Then another mixed load is sent, in an open loop and with
+shared beginnings: to the real engine, to the emulated one in virtual time, to the emulated one behind HTTP, and, with
+other tokens, to the real engine once more: how far it is from itself is what no model can be better than.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from node.emulator.fitting import FITTED, Seen, Times, fitted, loss, played
 from node.emulator.profile import as_json
 
 TARGETS: dict[str, Target] = {"ttft_error_p50": ("<=", 0.15), "requests": (">=", 100)}
-#: Requests of the replay when it is to be quick; and how many of it there is one more of to calibrate with.
-QUICK, CALIBRATION = 40, 3
+#: Requests of the replay when it is to be quick. As many calibrate.
+QUICK = 40
 #: Evaluations of the first, rough search: only the rate of the mixed load hangs on it.
 ROUGH = 120
 
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Result:
-    """Measure, fit and replay: about five minutes with an engine of our own on two cores."""
+    """Measure, fit and replay: five to ten minutes with an engine of our own on two cores."""
     result = Result("fit", TARGETS)
     asyncio.run(_measure(result, options))
     return result
@@ -66,17 +68,19 @@ async def _measure(result: Result, options: argparse.Namespace) -> None:
     async with _engine(options) as (engine, limits):
         say(f"  the engine is ready: {engine.model}, {limits.kv_tokens} tokens of KV in blocks of {limits.block_size}")
         before = _configured(limits, options)
-        calibration = await _calibrate(engine, before, rng, options, count // CALIBRATION)
+        calibration = await _calibrate(engine, before, rng, options, count)
         config = replace(before, timing=fitted(before, calibration))
         asks, moments = _mixed(rng, config, options, count)
         say(f"  replay: {len(asks)} requests in {moments[-1]:.0f} s")
         real = await engine.open_loop(asks, moments, time.perf_counter())
+        repeated = await engine.open_loop(fit_load.with_other_tokens(asks), moments, time.perf_counter())
     _report(result, "", real, played(config, real))
+    _report(result, "_repeat", real, _times(repeated))
     _report(result, "_calibration", calibration, played(config, calibration))
     _report(result, "_unfitted", real, played(before, real))
     async with emulated(config, options.speedup) as copy:
         again = await copy.open_loop(asks, moments, time.perf_counter())
-    _report(result, "_http", real, [Times(each.first_s, each.whole_s) for each in again])
+    _report(result, "_http", real, _times(again))
     result.add("requests", len(real))
     result.add("ttft_p50_s", median(each.first_s for each in real))
     result.add("cached_share", _cached_share(asks, config.block_size))
@@ -85,7 +89,7 @@ async def _measure(result: Result, options: argparse.Namespace) -> None:
     result.note(
         f"engine: {engine.model}, {config.step_tokens} tokens a step, load {options.load:g}; errors are |emulated - "
         "real| / real of each request; _http: the emulated server, the others the same model in virtual time; "
-        "_unfitted: the times of the preset smollm2-cpu"
+        "_repeat: the real engine, the same load again; _unfitted: the times of the preset smollm2-cpu"
     )
     if options.save is not None:
         options.save.write_text(as_json(config))
@@ -118,7 +122,8 @@ async def _calibrate(
     asks, moments = _mixed(rng, rough, options, count)
     say(f"  calibration: {len(seen)} requests apart in {time.perf_counter() - began:.0f} s, "
         f"{len(asks)} mixed in {moments[-1]:.0f} s; loss {loss(rough, seen):.3f}")  # fmt: skip
-    return seen + await engine.open_loop(asks, moments, began)
+    seen += await engine.open_loop(asks, moments, began)
+    return seen + await engine.groups(fit_load.apart(rng, longest), began)
 
 
 def _mixed(
@@ -132,6 +137,10 @@ def _mixed(
         busy += timing.prefill(cached, fresh) + timing.step_s
         busy += ask.answer * (timing.decode(1, len(ask.prompt)) + timing.step_s) / 2  # two at a time share a step
     return asks, fit_load.moments(rng, count, options.load * count / busy)
+
+
+def _times(seen: Sequence[Seen]) -> list[Times]:
+    return [Times(each.first_s, each.whole_s) for each in seen]
 
 
 def _cached_share(asks: Sequence[Ask], block: int) -> float:

@@ -60,6 +60,15 @@ def mixed(rng: random.Random, count: int, longest: int) -> list[Ask]:
     return asks
 
 
+def with_other_tokens(asks: Sequence[Ask]) -> list[Ask]:
+    """The same lengths with the same beginnings in common, of which no cache has anything yet."""
+    first, end = IDS
+    by = (end - first) // 3
+    return [
+        Ask(tuple(first + (token - first + by) % (end - first) for token in ask.prompt), ask.answer) for ask in asks
+    ]
+
+
 def moments(rng: random.Random, count: int, rate: float) -> list[float]:
     """When an open loop sends `count` requests, `rate` a second in the mean: seconds from its start."""
     at, found = 0.0, []

@@ -62,3 +62,12 @@ def test_the_mixed_load_keeps_a_slower_engine_as_busy() -> None:
 
     assert last_moment(2.0) == pytest.approx(2 * last_moment(1.0))
     assert fit_load.moments(random.Random(1), 3, 1.0)[2] > 0
+
+
+def test_a_load_with_other_tokens_has_the_same_lengths_and_beginnings_in_common_and_nothing_of_it_is_cached() -> None:
+    asks = fit_load.mixed(random.Random(2), 30, 1000)
+    others = fit_load.with_other_tokens(asks)
+    assert fit_load.fresh_tokens(others, 128) == fit_load.fresh_tokens(asks, 128)
+    assert [ask.answer for ask in others] == [ask.answer for ask in asks]
+    assert fit_load.fresh_tokens(asks + others, 16)[30:] == fit_load.fresh_tokens(others, 16)
+    assert all(fit_load.IDS[0] <= token < fit_load.IDS[1] for ask in others for token in ask.prompt)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
 import pytest
 from benches import fit_load
 
+from node.emulator import fitting
 from node.emulator.config import SMOLLM2_CPU, EngineConfig, Timing
 from node.emulator.fitting import Seen, fitted, least, loss, played
 from node.emulator.job import Job
@@ -59,6 +61,21 @@ def test_one_stray_request_does_not_spoil_the_fit() -> None:
     strayed = [replace(seen[0], first_s=60.0, whole_s=60.0), *seen[1:]]
     found = replace(TRUTH, timing=fitted(SMOLLM2_CPU, strayed, evaluations=150))
     assert loss(found, seen_by(TRUTH, requests(2, apart=False))) < 0.2
+
+
+def test_a_constant_that_one_search_lost_is_looked_for_again_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[fitting.Point] = []
+
+    def loses_the_decoding(_cost: object, start: fitting.Point, _spread: float, _evaluations: int) -> fitting.Point:
+        starts.append(start)
+        return tuple(value - 15 * (name == "decode_s") for name, value in zip(fitting.FITTED, start, strict=True))
+
+    monkeypatch.setattr(fitting, "least", loses_the_decoding)
+    fitted(SMOLLM2_CPU, seen_by(TRUTH, requests(2, apart=False)))
+    place = fitting.FITTED.index("decode_s")
+    first, second, *_ = starts
+    assert math.exp(second[place] - first[place]) == pytest.approx(fitting.AGAIN)
+    assert second[:place] == pytest.approx(first[:place]) and second[place + 1 :] == pytest.approx(first[place + 1 :])
 
 
 def test_the_simplex_finds_the_bottom_of_a_bent_valley() -> None:
