@@ -89,15 +89,18 @@ async def test_keys_rotate_without_a_moment_apart(cluster: Cluster) -> None:
     await until(lambda: all(alive(agent) == {"a", "b", "c"} for agent in agents))
 
     async def heard_by_all(payload: bytes) -> None:
-        agents[0].set_row(payload)
-        await until(lambda: all((row := g.row("a")) is not None and row.payload == payload for g in agents))
+        # Each hears of each: so each has also read what was sent to it before, under the key that goes next.
+        for agent in agents:
+            agent.set_row(payload)
+        rows = [(agent, name) for agent in agents for name in "abc"]
+        await until(lambda: all((row := agent.row(name)) and row.payload == payload for agent, name in rows))
 
     for number, step in enumerate(
         [lambda ring: ring.add(OTHER), lambda ring: ring.use(OTHER.id), lambda ring: ring.remove(KEY.id)]
     ):
-        for _, ring in nodes:  # one after the other, each hears the others at every moment in between
+        for at, (_, ring) in enumerate(nodes):  # one after the other, each hears the others at every moment in between
             step(ring)
-            await heard_by_all(f"{number} {ring.ids}".encode())
+            await heard_by_all(f"{number} {at}".encode())
     assert [entry["id"] for entry in agents[0].keyring_view()] == [OTHER.id]
     assert all(alive(agent) == {"a", "b", "c"} for agent in agents)
     assert not [agent for agent in agents if counted(agent, "unknown_key")]
