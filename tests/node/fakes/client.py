@@ -102,6 +102,16 @@ class RawClient:
         return await self.answer(method)
 
 
+async def get(port: int, path: str, *headers: tuple[str, str]) -> RawAnswer:
+    """A GET with nothing else to it."""
+    return await ask(port, "GET", path, headers)
+
+
+def bearer(token: str) -> tuple[str, str]:
+    """The header of a client or an operator who has a key."""
+    return ("Authorization", f"Bearer {token}")
+
+
 @asynccontextmanager
 async def connect(host: str, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawClient]:
     reader, writer = await asyncio.open_connection(host, port, ssl=tls, server_hostname="localhost" if tls else None)

@@ -2,8 +2,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.node.fakes.cluster import cluster
+from tests.node.fakes.cluster import Cluster, cluster
 from tests.node.http.kv_pair import Pair
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Cluster]:
+    """No node yet: each test adds those that it needs."""
+    async with cluster() as empty:
+        yield empty
 
 
 @pytest.fixture

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask
-from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.node.fakes.cluster import Cluster, Member
 from tests.node.http.bodies import CHAT, chat
 
 PAGE = "https://chat.example"
 ALLOWED = "Access-Control-Allow-Origin"
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Cluster]:
-    async with cluster() as empty:
-        yield empty
 
 
 async def preflight(member: Member, origin: str, path: str = CHAT) -> RawAnswer:

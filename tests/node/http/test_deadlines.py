@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,18 +16,12 @@ from node.relay.patience import patience
 from node.relay.upstream import UpstreamSilentError
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask, connect
-from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.node.fakes.cluster import Cluster, Member
 from tests.node.fakes.engine import Gate, Reply
 from tests.node.http.bodies import CHAT, chat
 
 HOPS = pytest.mark.parametrize("target", ["a", "b"], ids=["0 hops", "1 hop"])
 SOON = ("x-request-timeout", "0.2")
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Cluster]:
-    async with cluster() as empty:
-        yield empty
 
 
 async def pair(nodes: Cluster, **settings: object) -> tuple[Member, Member]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -21,15 +20,9 @@ from node.relay.deadlines import Deadlines
 from node.relay.forward import read_load
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawAnswer, ask, connect
-from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.node.fakes.cluster import Cluster, Member
 from tests.node.fakes.engine import Gate, Reply
 from tests.node.http.bodies import CHAT, chat
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Cluster]:
-    async with cluster() as empty:
-        yield empty
 
 
 def error_of(answer: RawAnswer) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,12 +16,6 @@ from tests.node.fakes.engine import Gate
 from tests.node.http.bodies import CHAT, chat
 
 Header = tuple[str, str]
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Cluster]:
-    async with cluster() as empty:
-        yield empty
 
 
 def error_of(answer: RawAnswer) -> dict[str, object]:

@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tests.node.test_cli import answers, asked, run, url
-
-__all__ = ["answers", "asked", "run", "url"]  # fixtures
-
 Answers = dict[str, tuple[int, object]]
 KV = {
     "enabled": True,
