@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 from localcluster import LocalCluster
 
+from tests.waiting import PATIENCE_S
+
 ADMIN_TOKEN = "end-to-end"
 #: Who names a source of KV blocks has to be an operator.
 OPERATOR = {"x-grapevine-admin-token": ADMIN_TOKEN}
 NAMES = ("red", "green", "blue")
 MODEL = "SmolLM2-135M-Instruct"
-PATIENCE_S = 60.0
-"""What is to come comes in a second or two; a machine with other work to do may take its time, and fails no test."""
 WORDS = [
     "anchor",
     "barley",

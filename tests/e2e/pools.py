@@ -9,7 +9,8 @@ from kvmigrate import layout
 from kvmigrate.digest import block_digest
 from kvmigrate.layout import SlotHeader
 from kvmigrate.reader import PoolReader
-from tests.e2e.client import PATIENCE_S, Client, until
+from tests.e2e.client import Client, until
+from tests.waiting import PATIENCE_S
 
 
 async def reset_engine_cache(client: Client, name: str) -> None:

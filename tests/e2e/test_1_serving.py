@@ -13,7 +13,8 @@ import pytest
 from localcluster import GRAPEVINE, LocalCluster, LocalNode, free_ports
 from openai import AsyncOpenAI
 
-from tests.e2e.client import MODEL, NAMES, PATIENCE_S, Client, events, prose, until
+from tests.e2e.client import MODEL, NAMES, Client, events, prose, until
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -5,8 +5,9 @@ import signal
 
 import pytest
 
-from tests.e2e.client import NAMES, OPERATOR, PATIENCE_S, Client, prose, until
+from tests.e2e.client import NAMES, OPERATOR, Client, prose, until
 from tests.e2e.pools import PoolBytes, reset_engine_cache
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

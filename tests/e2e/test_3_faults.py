@@ -9,8 +9,9 @@ import psutil
 import pytest
 from localcluster import ENGINE_START_LIMIT_S
 
-from tests.e2e.client import PATIENCE_S, Client, prose, until
+from tests.e2e.client import Client, prose, until
 from tests.e2e.pools import reset_engine_cache
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from localcluster import ENGINE_START_LIMIT_S
 
-from tests.e2e.client import MODEL, PATIENCE_S, Client, until
+from tests.e2e.client import MODEL, Client, until
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -16,8 +16,9 @@ from node.assembly import Node
 from node.emulator import EngineConfig, Timing
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.settings import make_settings
-from tests.node.fakes.client import PATIENCE_S, ask
+from tests.node.fakes.client import ask
 from tests.node.fakes.cluster import FAST_GOSSIP
+from tests.waiting import PATIENCE_S
 
 MODEL, OTHER = "demo", "other"
 ENGINE = EngineConfig(

@@ -24,8 +24,9 @@ from node.emulator import EngineConfig, Timing
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.settings import make_settings
 from tests.ecosystem.fuzzing import BODIES, MODEL, TOKEN, Wild, requests
-from tests.node.fakes.client import PATIENCE_S, RawAnswer, connect
+from tests.node.fakes.client import RawAnswer, connect
 from tests.node.fakes.cluster import FAST_GOSSIP
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import pytest
 
 from tests.gossip.netns import Lab, NotPermittedError
+from tests.waiting import PATIENCE_S
 
 NAMES = [f"h{i}" for i in range(1, 6)]
 ALIVE = {name: ["alive"] for name in NAMES}
 #: Far beyond what it takes, for a machine whose cores are busy elsewhere.
-PATIENCE_S = 60.0
 
 
 @contextmanager

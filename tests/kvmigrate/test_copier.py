@@ -9,8 +9,7 @@ import pytest
 
 from kvmigrate import copier
 from kvmigrate.copier import Copier, Copy, Helpers
-
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(params=[0, 1, 3], ids=["alone", "one helper", "three helpers"])

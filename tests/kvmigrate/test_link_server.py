@@ -21,18 +21,11 @@ from kvmigrate.link.messages import Role
 from kvmigrate.link.server import EngineLink
 from kvmigrate.pool import BlockPool
 from kvmigrate.reader import PoolReader
+from tests.waiting import until
 
 from .helpers import BLOCK, FINGERPRINT, OTHER_FINGERPRINT, block_hash, chain, content, flip, store
 
 T = TypeVar("T")
-
-
-async def until(condition: Callable[[], T], seconds: float = 5) -> T:
-    """Wait until a condition is true, and return what it gave."""
-    async with asyncio.timeout(seconds):
-        while not (value := condition()):  # noqa: ASYNC110 - polls a socket that has no event of ours
-            await asyncio.sleep(0.002)
-    return value
 
 
 class Half:

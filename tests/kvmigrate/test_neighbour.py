@@ -24,11 +24,11 @@ from kvmigrate.puller import Puller, PullLimits, PullResult, Reason
 from kvmigrate.server import TransferServer
 from kvmigrate.serving import MAX_PINS
 from kvmigrate.transport import Deadline, Transport
+from tests.waiting import PATIENCE_S, until
 
 from .bad_source import BadSource
 from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
 
-PATIENCE_S = 60.0
 LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
 
 
@@ -148,9 +148,7 @@ async def test_a_flipped_bit_in_the_neighbours_file_is_noticed_reported_and_not_
     result = await pull(target, at(server))
     assert (result.reason, result.blocks, result.corrupt) == (Reason.CORRUPT, 5, 1)
     holds(target, 5)
-    async with asyncio.timeout(PATIENCE_S):  # the report is on its way when the pull has ended
-        while server.stats().corrupt != 1:  # noqa: ASYNC110 - counted in a thread of the server
-            await asyncio.sleep(0.01)
+    await until(lambda: server.stats().corrupt == 1)  # the report is on its way when the pull has ended
     server.close()
     assert source.stats().leases == 0
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,22 +11,14 @@ from kvmigrate.errors import LocalError
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_file import PoolFile
 from kvmigrate.reserve import Reserve
+from tests.waiting import PATIENCE_S, until_here
 
 from .helpers import BLOCK, chain, make_pool, store
-
-PATIENCE_S = 60.0
 
 
 def taken(pool: BlockPool) -> int:
     """Whole slots that have memory."""
     return (pool.path.stat().st_blocks * 512 - pool.header.geometry.data_offset) // BLOCK
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < end
-        threading.Event().wait(0.005)
 
 
 def test_as_much_as_asked_is_prepared_and_no_more(pool: BlockPool) -> None:
@@ -66,11 +56,11 @@ def test_without_memory_it_stops_at_once(pool: BlockPool, monkeypatch: pytest.Mo
 
 def test_the_reserve_follows_use_and_a_new_engine(pool: BlockPool) -> None:
     reserve = Reserve(pool, 4 * BLOCK)
-    until(lambda: taken(pool) == 4)
+    until_here(lambda: taken(pool) == 4)
     store(pool, chain(3))
-    until(lambda: taken(pool) == 7)
+    until_here(lambda: taken(pool) == 7)
     pool.configure(bytes(16)[:-1] + b"\1", BLOCK, 1)
-    until(lambda: taken(pool) == 4)
+    until_here(lambda: taken(pool) == 4)
     reserve.close()
     reserve.close()
     store(pool, chain(2))
@@ -104,14 +94,14 @@ def test_half_of_the_reserve_is_kept_at_all_times_and_the_rest_taken_when_the_po
 
     monkeypatch.setattr(pool, "prepare", noted)
     reserve = Reserve(pool, 8 * BLOCK)
-    until(lambda: taken(pool) == 4)
+    until_here(lambda: taken(pool) == 4)
     for stored in (1, 2, 3):
         store(pool, [chain(3)[stored - 1]])
-        until(lambda n=stored: taken(pool) == 4 + n)  # type: ignore[misc]
+        until_here(lambda n=stored: taken(pool) == 4 + n)  # type: ignore[misc]
     assert set(asked) == {4 * BLOCK}
     monkeypatch.setattr("kvmigrate.reserve.QUIET_S", 0.0)
     store(pool, [chain(4)[3]])
-    until(lambda: taken(pool) == 4 + 8)
+    until_here(lambda: taken(pool) == 4 + 8)
     reserve.close()
 
 

@@ -19,9 +19,9 @@ from node.cli.start import start
 from node.doctor import gpus
 from node.doctor.facts import Gpu
 from node.sizing.shape import SizingError
-from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.cluster import cluster
 from tests.node.sizing.published import LLAMA_70B
+from tests.waiting import PATIENCE_S
 
 ASKED = ("--requests", "20", "--prompt", "6000", "--output", "300", "--network", "100")
 

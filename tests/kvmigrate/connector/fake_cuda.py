@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kvmigrate.connector.cuda_copies import address_of
-
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 class FakeStream:

@@ -32,6 +32,7 @@ from kvmigrate.link.messages import Role
 from kvmigrate.link.server import EngineLink, Gone
 from kvmigrate.pool import BlockPool
 from tests.kvmigrate.helpers import FINGERPRINT
+from tests.waiting import PATIENCE_S
 
 from .test_scheduler import BLOCK as TOKENS
 from .test_scheduler import FakeRequest, block_hash
@@ -39,7 +40,6 @@ from .test_worker import BLOCKS, layer_outermost, map_blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # as the connector does
 POOL_BYTES = 1 << 20
-PATIENCE_S = 60.0
 CHAIN = [block_hash(1 + n) for n in range(3)]
 
 

@@ -16,10 +16,10 @@ from kvmigrate.link.messages import Role
 from kvmigrate.link.server import STOCK, EngineLink
 from kvmigrate.pool import BlockPool
 from tests.kvmigrate.helpers import BLOCK, FINGERPRINT, OTHER_FINGERPRINT, Clock, block_hash, chain
+from tests.waiting import PATIENCE_S
 
 TOKENS = 16
 STEP_TOKENS = 50 * TOKENS
-PATIENCE_S = 60.0
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # as the connector does
 
 

@@ -16,8 +16,9 @@ from node.chunks import CHUNK_BYTES
 from node.emulator import EngineConfig, Timing
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.settings import make_settings
-from tests.node.fakes.client import PATIENCE_S, RawAnswer, ask
+from tests.node.fakes.client import RawAnswer, ask
 from tests.node.fakes.cluster import FAST_GOSSIP
+from tests.waiting import PATIENCE_S
 
 MODEL = "demo"
 CONFIG = EngineConfig(

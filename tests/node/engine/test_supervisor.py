@@ -27,10 +27,10 @@ from node.engine.processes import sweep
 from node.engine.supervisor import EngineSupervisor
 from node.settings import Settings, make_settings
 from tests.node.engine.gone import gone, watch
+from tests.waiting import PATIENCE_S
 
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 QUICK = life.LifecycleConfig(pause_first_s=0.01, pause_most_s=0.05, first_attempts=2, stop_grace_s=0.3)
-LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ class Watched:
         self.news.set()
 
     async def until(self, test: Callable[[EngineEvent], bool]) -> EngineEvent:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 for event in self.events:
                     if test(event):
@@ -62,7 +62,7 @@ class Watched:
                 await self.news.wait()
 
     async def state(self, *states: EngineState) -> None:
-        await asyncio.wait_for(self.supervisor.wait_for(*states), LIMIT_S)
+        await asyncio.wait_for(self.supervisor.wait_for(*states), PATIENCE_S)
 
     async def do(self, what: str) -> None:
         address = self.supervisor.address
@@ -98,7 +98,7 @@ async def supervised(
     try:
         yield watched
     finally:
-        await asyncio.wait_for(supervisor.stop(), LIMIT_S)
+        await asyncio.wait_for(supervisor.stop(), PATIENCE_S)
         assert supervisor.state is EngineState.STOPPED
         assert not told.engine_socket.exists(), "the supervisor left the engine's socket behind"
         assert sweep(f"{told.run_dir}:{told.name}") == 0, "the supervisor left processes behind"
@@ -165,7 +165,7 @@ async def test_a_start_that_does_not_come_to_a_process_has_its_reason(tmp_path: 
 
     supervisor = EngineSupervisor(settings(tmp_path), listener=lambda event: None, prepare=prepare, config=QUICK)
     await supervisor.start()
-    await asyncio.wait_for(supervisor.wait_for(EngineState.FAILED), LIMIT_S)
+    await asyncio.wait_for(supervisor.wait_for(EngineState.FAILED), PATIENCE_S)
     assert supervisor.reason == "no such model"
     await supervisor.stop()
 
@@ -233,7 +233,7 @@ async def test_a_stall_that_was_no_hang_costs_nothing(tmp_path: Path, monkeypatc
     async with supervised(tmp_path) as watched:
         await watched.state(EngineState.READY)
         watched.supervisor.note_stall("a stream fell silent")
-        await asyncio.wait_for(answered.wait(), LIMIT_S)
+        await asyncio.wait_for(answered.wait(), PATIENCE_S)
         assert watched.supervisor.ready and not watched.supervisor._suspect
         assert not [e for e in watched.events if isinstance(e, EngineDown) and e.state is EngineState.SILENT]
 
@@ -276,7 +276,7 @@ async def test_an_engine_that_does_not_want_to_stop_is_forced(tmp_path: Path) ->
         await watched.state(EngineState.READY)
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        await asyncio.wait_for(watched.supervisor.stop(), LIMIT_S)
+        await asyncio.wait_for(watched.supervisor.stop(), PATIENCE_S)
         assert loop.time() - begin < 5
 
 
@@ -294,8 +294,8 @@ async def test_stopping_while_the_start_is_prepared_ends_it(tmp_path: Path) -> N
 
     supervisor = EngineSupervisor(settings(tmp_path), listener=lambda event: None, prepare=prepare, config=QUICK)
     await supervisor.start()
-    await asyncio.wait_for(begun.wait(), LIMIT_S)
-    await asyncio.wait_for(supervisor.stop(), LIMIT_S)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    await asyncio.wait_for(supervisor.stop(), PATIENCE_S)
     assert ended.is_set()
     await supervisor.stop()
 
@@ -307,7 +307,7 @@ async def test_stopping_before_anything_is_prepared_prepares_nothing(tmp_path: P
     events: list[EngineEvent] = []
     supervisor = EngineSupervisor(settings(tmp_path), listener=events.append, prepare=prepare, config=QUICK)
     await supervisor.start()
-    await asyncio.wait_for(supervisor.stop(), LIMIT_S)
+    await asyncio.wait_for(supervisor.stop(), PATIENCE_S)
     assert [event.state for event in events if isinstance(event, EngineDown)] == [
         EngineState.STARTING,
         EngineState.STOPPING,
@@ -323,7 +323,7 @@ async def test_a_preparation_that_takes_too_long_is_given_up(tmp_path: Path) -> 
     config = life.LifecycleConfig(start_timeout_s=0.05, first_attempts=1)
     supervisor = EngineSupervisor(settings(tmp_path), listener=lambda event: None, prepare=prepare, config=config)
     await supervisor.start()
-    await asyncio.wait_for(supervisor.wait_for(EngineState.FAILED), LIMIT_S)
+    await asyncio.wait_for(supervisor.wait_for(EngineState.FAILED), PATIENCE_S)
     assert "not ready after 0.05 s" in supervisor.reason
     await supervisor.stop()
 
@@ -346,7 +346,7 @@ async def test_an_answer_of_an_earlier_process_does_not_make_the_next_one_ready(
 
     monkeypatch.setattr(probe, "probe_health", health)
     monkeypatch.setattr(probe, "probe_models", models)
-    async with supervised(tmp_path) as watched, asyncio.timeout(LIMIT_S):
+    async with supervised(tmp_path) as watched, asyncio.timeout(PATIENCE_S):
         await asked.wait()
         assert watched.supervisor.pid is not None
         os.kill(watched.supervisor.pid, signal.SIGKILL)
@@ -396,7 +396,7 @@ async def test_an_attached_server_may_go_and_come_back(tmp_path: Path) -> None:
     told = settings(tmp_path, engine_url=f"http://127.0.0.1:{port}/base/v1")
     supervisor = EngineSupervisor(told, listener=lambda event: None)
     await supervisor.start()
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await supervisor.wait_for(EngineState.READY)
         assert supervisor.progress == ""
         assert [model.id for model in supervisor.models] == ["other"]

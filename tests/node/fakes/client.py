@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-PATIENCE_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from node.relay.session import Session
 from node.room import WaitingRoom
 from node.settings import Settings, make_settings
 from node.turns import Denial, Entrance, Ticket
-from tests.node.fakes.client import PATIENCE_S
 from tests.node.fakes.engine import FakeEngine
 from tests.node.fakes.faulty import FaultyEngine
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from node.tracing.tracing import Tracing

@@ -16,10 +16,11 @@ from node.http.errors import ApiError, ApiFailure
 from node.http.router import Router
 from node.http.server import HttpServer
 from tests.node.fakes import engine as fake
-from tests.node.fakes.client import PATIENCE_S, ask, connect
+from tests.node.fakes.client import ask, connect
 from tests.node.fakes.cluster import Cluster, cluster
 from tests.node.fakes.engine import Gate
 from tests.node.http.bodies import CHAT, chat
+from tests.waiting import PATIENCE_S
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: node\r\nContent-Type: application/json\r\n"
 BODY = chat()

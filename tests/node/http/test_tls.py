@@ -19,9 +19,10 @@ from node.cli.ask import Unreachable, ask, find_node
 from node.errors import SettingsError
 from node.tls import PEER_NAME, ClusterTrust, ServerTls
 from tests.node.fakes.certificates import Authority
-from tests.node.fakes.client import PATIENCE_S, RawAnswer, connect
+from tests.node.fakes.client import RawAnswer, connect
 from tests.node.fakes.cluster import Cluster, Member, cluster
 from tests.node.http.bodies import CHAT, chat
+from tests.waiting import PATIENCE_S
 
 KEY = "k" * 20
 

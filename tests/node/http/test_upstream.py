@@ -21,8 +21,8 @@ from node.relay.upstream import (
     UpstreamRequest,
     open_upstream,
 )
+from tests.waiting import PATIENCE_S
 
-LIMIT_S = 60.0
 ASK = UpstreamRequest("POST", "/v1/x", [], b"{}")
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -46,7 +46,7 @@ async def server(serve: Serve) -> AsyncIterator[Base]:
 
     async with await asyncio.start_server(handle, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        async with Session(connect_s=2, idle_s=60, limit=4) as session, asyncio.timeout(LIMIT_S):
+        async with Session(connect_s=2, idle_s=60, limit=4) as session, asyncio.timeout(PATIENCE_S):
             yield Base(session, f"http://127.0.0.1:{port}")
         for task in tasks:
             task.cancel()
@@ -70,7 +70,7 @@ def always(answer: bytes, *, close: bool = False) -> Serve:
 
 
 async def ask(base: Base, sent: UpstreamRequest = ASK) -> tuple[UpstreamAnswer, bytes]:
-    answer = await open_upstream(base, sent, first_byte_s=LIMIT_S)
+    answer = await open_upstream(base, sent, first_byte_s=PATIENCE_S)
     return answer, await answer.read_all(1 << 20)
 
 
@@ -180,7 +180,7 @@ async def test_an_announcement_is_not_the_answer() -> None:
 
 async def test_head_has_no_body_and_its_connection_is_not_used_again() -> None:
     async with server(always(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")) as base:
-        answer = await open_upstream(base, UpstreamRequest("HEAD", "/v1/x", [], b""), first_byte_s=LIMIT_S)
+        answer = await open_upstream(base, UpstreamRequest("HEAD", "/v1/x", [], b""), first_byte_s=PATIENCE_S)
         answer.close()
         await asyncio.sleep(0)
         assert len(base.session) == 0 and answer.headers == [("Content-Length", "5")]
@@ -222,7 +222,7 @@ async def test_a_reader_that_is_slow_stops_the_socket() -> None:
             await writer.drain()
 
     async with server(serve) as base:
-        answer = await open_upstream(base, ASK, first_byte_s=LIMIT_S)
+        answer = await open_upstream(base, ASK, first_byte_s=PATIENCE_S)
         total = 0
         while piece := await answer.read():
             assert len(piece) < 4 * size
@@ -234,7 +234,7 @@ async def test_a_reader_that_is_slow_stops_the_socket() -> None:
 
 async def test_connections_are_bounded_and_given_back() -> None:
     async with server(always(WHOLE)) as base:
-        held = [await open_upstream(base, ASK, first_byte_s=LIMIT_S) for _ in range(4)]
+        held = [await open_upstream(base, ASK, first_byte_s=PATIENCE_S) for _ in range(4)]
         with pytest.raises(UpstreamRefusedError):
             await ask(base)
         held[0].close()
@@ -321,7 +321,7 @@ def test_whatever_a_server_sends_is_an_answer_or_an_error_of_the_remote(pieces: 
             connection.data_received(piece)
         connection.connection_lost(None)
         try:
-            await connection.head(LIMIT_S)
+            await connection.head(PATIENCE_S)
             answer = UpstreamAnswer(connection)
             await answer.read_all(1 << 20)
         except (OSError, UpstreamError):
@@ -347,7 +347,7 @@ def test_an_answer_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
         for start, end in zip([0, *cuts], [*cuts, len(chunks)], strict=True):
             if start < end:
                 connection.data_received(chunks[start:end])
-        await connection.head(LIMIT_S)
+        await connection.head(PATIENCE_S)
         answer = UpstreamAnswer(connection)
         assert (answer.status, answer.reason) == (207, "Many")
         assert answer.headers == [("X-A", "b"), ("Transfer-Encoding", "chunked")]

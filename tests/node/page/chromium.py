@@ -15,12 +15,13 @@ from typing import Any
 
 import aiohttp
 
+from tests.waiting import PATIENCE_S
+
 BINARY = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 MISSING = "no Chromium here: apt install chromium"
 START_S = 60.0
-PATIENCE_S = 60.0
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-proxy-server",
     "--disable-extensions", "--disable-sync", "--disable-component-update", "--disable-background-networking",

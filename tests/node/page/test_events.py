@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from node.addresses import listen_http
@@ -12,6 +11,7 @@ from node.http import events
 from node.http.events import EventHub
 from node.http.router import Router
 from node.http.server import HttpServer
+from tests import waiting
 from tests.node.fakes.client import RawClient, ask, connect
 
 
@@ -68,15 +68,6 @@ async def until(client: RawClient, word: bytes) -> bytes:
     raise AssertionError(f"{word!r} never came")
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what the server does after a connection has gone or filled up: nothing tells us when."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came")
-
-
 async def test_a_page_gets_the_whole_first_and_then_ticks() -> None:
     source = Counting()
     async with serving(source) as (port, _), connect("127.0.0.1", port) as client:
@@ -98,7 +89,7 @@ async def test_all_pages_share_one_picture_and_none_is_made_for_nobody() -> None
                 await one.chunk()
                 await two.chunk()
             assert source.ticks - made <= 14  # not twenty
-        await eventually(lambda: hub.listeners == 0)
+        await waiting.until(lambda: hub.listeners == 0)
         assert hub._task is None and hub._first is None
 
 
@@ -120,7 +111,7 @@ async def test_a_page_that_is_too_slow_gets_the_whole_again_and_holds_one_messag
     async with serving(source) as (port, hub), connect("127.0.0.1", port) as client:
         await listen(client)
         client.pause()
-        await eventually(lambda: any(listener.missed for listener in hub._listeners))
+        await waiting.until(lambda: any(listener.missed for listener in hub._listeners))
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert source.firsts >= 1
         assert b"event: first" in await until(client, b"event: first")

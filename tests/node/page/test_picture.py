@@ -18,10 +18,11 @@ from node.policy.base import CandidateCost
 from node.prompt import ParsedRequest
 from node.relay.call import Call
 from node.relay.forward import CACHED_HEADER, PULLED_HEADER
-from tests.node.fakes.client import PATIENCE_S, ask, connect
+from tests.node.fakes.client import ask, connect
 from tests.node.fakes.cluster import cluster
 from tests.node.http.bodies import CHAT, chat
 from tests.node.page.stage import Stage
+from tests.waiting import PATIENCE_S
 
 
 def call(rid: str = "r") -> Call:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from node.workers.front import Front
 from node.workers.process import WorkerProcess
-from tests.node.fakes.client import PATIENCE_S, ask
+from tests.node.fakes.client import ask
 from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,13 +42,6 @@ async def worked(count: int = 1, **settings: Any) -> AsyncIterator[Cluster]:
             await complete(await nodes.add("abcdefgh"[index], **settings))
         await nodes.agree()
         yield nodes
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so that nobody tells of: state of other processes."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def alive(pid: int) -> bool:

@@ -14,7 +14,7 @@ from node.relay.upstream import UpstreamError, UpstreamStalledError
 from node.workers import link as links
 from node.workers import messages as m
 from node.workers.link import Answering, Link
-from tests.node.workers.nodes import until
+from tests.waiting import until
 
 
 class Said:

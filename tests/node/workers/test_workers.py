@@ -20,12 +20,13 @@ from node.relay.carry.lost import CAUSES
 from node.relay.deadlines import Deadlines
 from node.settings import make_settings
 from tests.node.fakes import engine as fake
-from tests.node.fakes.client import PATIENCE_S, RawClient, ask, connect
+from tests.node.fakes.client import RawClient, ask, connect
 from tests.node.fakes.cluster import Cluster
 from tests.node.fakes.engine import Exchange, FakeEngine, Gate, Reply
 from tests.node.fakes.faulty import Decodes, Fault, FaultyEngine
 from tests.node.http.bodies import CHAT, chat
-from tests.node.workers.nodes import alive, children, complete, front_of, metric, serving, started, until, worked
+from tests.node.workers.nodes import alive, children, complete, front_of, metric, serving, started, worked
+from tests.waiting import PATIENCE_S, until
 
 FORCE = "x-grapevine-force-target"
 
