@@ -51,8 +51,6 @@ class Pulling:
 
 async def begin(pull: Callable[[], Awaitable[int]], deadline_s: float, over: Callable[[], None] | None) -> Pulling:
     """Begin to pull. `over` tells the connector that holds the request; None: there is none, so wait for the end."""
-    if over is None:
-        return Pulling(None, 0.0, await pull())
 
     async def work() -> int:
         try:
@@ -61,6 +59,8 @@ async def begin(pull: Callable[[], Awaitable[int]], deadline_s: float, over: Cal
             _log.exception("a pull failed")
             return 0
 
+    if over is None:
+        return Pulling(None, 0.0, await work())
     task = asyncio.create_task(work(), name="grapevine-pull")
     task.add_done_callback(lambda _: over())
     return Pulling(task, deadline_s + GRACE_S)

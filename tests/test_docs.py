@@ -191,7 +191,9 @@ class Lab:
                 command += f" --engine-url {self.url(1)}"
         screen = Screen()
         process = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
+            # Whoever starts the tests in the background has them ignore Ctrl-C, and all that they start.
+            ["env", "--default-signal=INT", "bash", "-c", f"exec {command}"],
+            stdin=screen.theirs, stdout=screen.theirs, stderr=screen.theirs,
             env=self.environment, start_new_session=True,
         )  # fmt: skip
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -51,7 +52,7 @@ class Held:
 async def holding(pair: Pair) -> tuple[Member, Member]:
     """As `warmed`; the engine of the second one computes something else, so that it is given requests to hold."""
     a, b = await warmed(pair, holds=True)
-    b.node.meter.dispatched("somebody else's", 0.0, 1)
+    b.node.meter.dispatched("somebody else's", time.monotonic(), 1)
     return a, b
 
 
@@ -127,12 +128,13 @@ async def test_an_engine_that_refuses_a_request_is_not_waited_for(pair: Pair, mo
     go_on.set()
 
 
+@pytest.mark.parametrize("held", [True, False])
 async def test_a_pull_that_fails_by_a_bug_of_ours_costs_the_request_nothing(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, held: bool
 ) -> None:
-    _, b = await holding(pair)
+    _, b = await holding(pair) if held else await warmed(pair, holds=True)
 
-    async def broken(*args: object) -> int:
+    async def broken(*args: object, **more: object) -> int:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(b.node.kv._pulls, "pull", broken)
