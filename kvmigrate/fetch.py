@@ -1,9 +1,9 @@
-"""Fetch the blocks of a manifest from one source into granted slots.
+"""Fetch blocks from one source into granted slots, run after run, as a supply hands them out.
 
-The list is cut into windows. The next window is asked for before the current one has arrived, so the source never
-waits for us; each is granted its slots first, so what arrives always has a place. After the first bad or missing
-block nothing more is asked for or committed, and what is still under way is received and forgotten, which leaves the
-connection usable.
+The next run is asked for before the current one has arrived, so the source never waits for us; each is granted its
+slots first, so what arrives always has a place. After the first bad or missing block nothing more is asked for or
+committed, and what is still under way is received and forgotten, which leaves the connection usable. So is a block that
+came from elsewhere in the meantime.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from . import messages
 from .pool import BlockPool
@@ -25,8 +25,45 @@ _BEGUN: Final = 2
 _NUMBERS: Final = itertools.count(1)
 
 
+class Supply(Protocol):
+    """What one source is to be asked for. Blocks are numbers; `entries` are all ranks of a block, in order."""
+
+    def take(self) -> range | None:
+        """Return the next run of blocks; None: there is none now."""
+        ...
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait until there may be something to take; False when nothing will be."""
+        ...
+
+    def entries(self, run: range) -> Sequence[messages.Entry]:
+        """Return what the source calls them."""
+        ...
+
+    def refuse(self, run: range) -> None:
+        """There is no place for these, the last ones of the run that was taken last."""
+        ...
+
+    def wanted(self, block: int) -> bool:
+        """Whether it is still to come."""
+        ...
+
+    def arrived(self, block: int) -> None:
+        """It is in the pool, on all ranks."""
+        ...
+
+    def passed(self, block: int) -> None:
+        """It came, and nobody wanted it any more."""
+        ...
+
+    def end(self) -> None:
+        """The source gives nothing more of what it was asked for."""
+        ...
+
+
 @dataclass(slots=True)
 class _Window:
+    run: range
     entries: Sequence[messages.Entry]
     slots: deque[Slot]
     begun: bool = False
@@ -35,30 +72,38 @@ class _Window:
 class Fetching:
     """Progress of one fetch. Not thread-safe."""
 
-    def __init__(self, pool: BlockPool, way: Way, entries: Sequence[messages.Entry], window_bytes: int) -> None:
+    def __init__(self, pool: BlockPool, way: Way, supply: Supply) -> None:
         self._pool = pool
         self._way = way
+        self._supply = supply
         self._writer = f"pull {next(_NUMBERS)}"  # grants are bounded for each fetch
         self._ranks = pool.header.geometry.ranks
-        self._todo = _windows(entries, window_bytes)
         self._under_way: deque[_Window] = deque()
         self._stop: str | None = None
+        self._shards = 0  # of the block that is taken now: those that are here
         self._ranks_done = 0
         self.blocks = 0  #: committed on all ranks
         self.bytes = 0
         self.corrupt: list[messages.Key] = []
 
     def run(self, deadline: Deadline) -> str:
-        """Fetch everything; returns the name of the reason why it ended. Raises what `Transport` raises."""
+        """Fetch what there is; returns the name of the reason why it ended. Raises what `Transport` raises."""
         while True:
-            while self._todo and len(self._under_way) < self._way.depth and self._ask(deadline):
-                pass
-            if not self._under_way:
-                return self._stop or ("full" if self._todo else "complete")
-            for window in itertools.islice(self._under_way, _BEGUN):
-                self._begin(window, deadline)
-            self._take(self._under_way[0], deadline)
-            self._give_back(self._under_way.popleft())
+            full = False
+            while not full and self._stop is None and len(self._under_way) < self._way.depth:
+                run = self._supply.take()
+                if run is None:
+                    break
+                full = not self._ask(run, deadline)
+            if self._under_way:
+                for window in itertools.islice(self._under_way, _BEGUN):
+                    self._begin(window, deadline)
+                self._take(self._under_way[0], deadline)
+                self._give_back(self._under_way.popleft())
+            elif self._stop is not None or full:
+                return self._stop or "full"
+            elif not self._supply.wait(deadline):
+                return "complete"
 
     def give_back(self) -> None:
         """Return the slots of windows that did not arrive."""
@@ -66,18 +111,19 @@ class Fetching:
         while self._under_way:
             self._give_back(self._under_way.popleft())
 
-    def _ask(self, deadline: Deadline) -> bool:
-        """Ask for the next window, or the part of it that there are slots for. False: there is no slot now."""
-        entries = self._todo.popleft()
-        slots = self._pool.grant(len(entries), self._writer)
-        if len(slots) < len(entries):
-            self._todo.appendleft(entries[len(slots) :])
-            entries = entries[: len(slots)]
-        if not entries:
-            return False
-        self._under_way.append(_Window(entries, deque(slots)))
-        self._way.ask(entries, deadline)
-        return True
+    def _ask(self, run: range, deadline: Deadline) -> bool:
+        """Ask for a run, or the part of it that there are slots for. False: there is no slot for the rest now."""
+        slots = self._pool.grant(len(run) * self._ranks, self._writer)
+        fits = len(slots) // self._ranks
+        for slot in slots[fits * self._ranks :]:
+            self._pool.abandon(slot)
+        if fits < len(run):
+            self._supply.refuse(run[fits:])
+        if fits:
+            entries = self._supply.entries(run[:fits])
+            self._under_way.append(_Window(run[:fits], entries, deque(slots[: fits * self._ranks])))
+            self._way.ask(entries, deadline)
+        return fits == len(run)
 
     def _begin(self, window: _Window, deadline: Deadline) -> None:
         if not window.begun:
@@ -88,23 +134,30 @@ class Fetching:
 
     def _take(self, window: _Window, deadline: Deadline) -> None:
         for place, entry in enumerate(window.entries):
-            if not self._block(place, entry, window.slots[0], deadline):
+            if not self._block(window, place, entry, deadline):
                 break
             self._pool.abandon(window.slots.popleft())  # nothing happens after a commit
         self._way.finish(deadline)
 
-    def _block(self, place: int, entry: messages.Entry, slot: Slot, deadline: Deadline) -> bool:
+    def _block(self, window: _Window, place: int, entry: messages.Entry, deadline: Deadline) -> bool:
         """Take one block. False: nothing more of this window comes. The slot stays granted: it may be written still."""
-        target = self._pool.writable(slot) if self._stop is None else None
+        slot, block, rank = window.slots[0], window.run[place // self._ranks], place % self._ranks
+        wanted = self._stop is None and self._supply.wanted(block)
+        target = self._pool.writable(slot) if wanted else None
         room = target[: entry.nbytes] if target is not None else None
         match self._way.take(place, entry, room, deadline):
             case Stopped(reason):
                 self._end(reason)
                 return False
             case None:
-                self._end("full")  # the pool was cleared; or it had ended before
+                if wanted:
+                    self._end("full")  # the pool was cleared
             case Arrived(announced, found):
                 self._judge(slot, entry, announced, found)
+        if self._stop is None:
+            self._shards = self._shards + wanted if rank else int(wanted)
+            if rank == self._ranks - 1:
+                (self._supply.arrived if self._shards == self._ranks else self._supply.passed)(block)
         return True
 
     def _judge(self, slot: Slot, entry: messages.Entry, announced: bytes, found: bytes) -> None:
@@ -124,24 +177,11 @@ class Fetching:
         self.blocks = self._ranks_done // self._ranks
 
     def _end(self, reason: str) -> None:
+        """Nothing more of what is under way counts: others may bring it."""
         if self._stop is None:
             self._stop = reason
-        self._todo.clear()
+            self._supply.end()
 
     def _give_back(self, window: _Window) -> None:
         while window.slots:
             self._pool.abandon(window.slots.popleft())
-
-
-def _windows(entries: Sequence[messages.Entry], window_bytes: int) -> deque[Sequence[messages.Entry]]:
-    """Cut a list so that no window is larger than a FETCH may be, and few are larger than `window_bytes`."""
-    windows: deque[Sequence[messages.Entry]] = deque()
-    start = size = 0
-    for place, entry in enumerate(entries):
-        if place > start and (size + entry.nbytes > window_bytes or place - start == messages.MAX_FETCH):
-            windows.append(entries[start:place])
-            start, size = place, 0
-        size += entry.nbytes
-    if start < len(entries):
-        windows.append(entries[start:])
-    return windows

@@ -199,6 +199,11 @@ class BlockPool:
                 self._table.touch([block.block_hash for block in found], use=True)
             return found
 
+    def held(self, hashes: Sequence[bytes]) -> list[bool]:
+        """Return which of these blocks are here, on all ranks; no use of them."""
+        with self._lock:
+            return [self._table.group(block_hash) is not None for block_hash in hashes]
+
     def touch(self, hashes: Sequence[bytes], *, use: bool = True) -> None:
         """Count a use of the blocks of a chain (those that are here), parents youngest.
 

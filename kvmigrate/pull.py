@@ -1,12 +1,20 @@
-"""One pull, as its thread runs it: source after source, each resumed once when its connection is cut.
+"""One pull: several sources at once, each worked on by a thread of its own, that share one split of the blocks.
 
-Every attempt looks the chain up anew and fetches what is missing then, so a resumed one goes on at the block where the
-one before it stopped, and so does the next source. The deadline is one for all of them.
+`work` is what a thread does for one source: it looks the chain up there, joins the split, and fetches what that hands
+out until nothing is left. A source is resumed once when its connection is cut; what it was asked for and did not bring
+is others' from that moment on. The deadline is one for all of them. Whom to ask, and when, is `crew`'s.
+
+Promises
+1. A block is committed once, whoever brings it, and only with the digest that its source took when it was stored.
+2. After `end` no thread that has joined keeps a slot, and none that joins later takes one. Connections with blocks
+   under way are closed by it: that ends the source's leases too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -17,17 +25,24 @@ from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
 from .fingerprint import differences
 from .neighbour import NeighbourFile, Neighbours
+from .planner import PRIOR_LOOKUP_S, PRIOR_NET_BYTES_S
 from .pool import BlockPool
+from .split import Split
 from .transport import Deadline, Transport, unexpected
 from .ways import FromFile, OverTcp, Way
 
 #: Times that a source is dialled again after its connection was cut in a transfer.
 RESUMES: Final = 1
-#: Bytes that are pinned together; two such windows are under way. Small, because a source lets one peer hold only a
-#: part of its pool, and large against the time of a round trip on one host.
-PIN_WINDOW_BYTES: Final = 8 << 20
+#: Bytes that are pinned together, and asked for together where several sources give: a few are under way at a time.
+#: Small, because a source lets one peer hold only a part of its pool, and because others wait for what a slow source
+#: was asked for; large against a round trip.
+RUN_BYTES: Final = 8 << 20
+#: And for a slow source so many seconds of its time.
+RUN_S: Final = 0.025
 #: Sources that one pull asks.
 MAX_SOURCES: Final = 4
+#: How often a source without work looks for some that is overdue elsewhere, seconds.
+LOOK_S: Final = 0.02
 
 
 class Reason(StrEnum):
@@ -42,29 +57,34 @@ class Reason(StrEnum):
     GONE = "gone"  #: the source evicted a block in the meantime
     CORRUPT = "corrupt"  #: a block's bytes did not have their digest
     STALLED = "stalled"  #: no progress for too long
+    SLOW = "slow"  #: others brought what it was asked for before it did
     DEADLINE = "deadline"
     BROKEN = "broken"  #: the connection was lost, or the source broke the protocol
     FULL = "full"  #: our pool has no slot to give, or was cleared
     UNCONFIGURED = "unconfigured"  #: no engine has said yet what our blocks are
 
 
+#: Ends that are no failure.
+FINE: Final = frozenset({Reason.COMPLETE, Reason.NOTHING})
 #: Makes the question, from our fingerprint and ranks.
 Ask = Callable[[bytes, int], messages.Message]
-#: What no other source could change.
-_FINAL: Final = frozenset({Reason.DEADLINE, Reason.FULL, Reason.UNCONFIGURED})
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where to pull from: "host:port", and how many chunks of the chain, from its front, are asked for there."""
+    """Where to pull from: "host:port", how many chunks of the chain, from its front, are asked for there, and what it
+    is taken for: bytes per second, and seconds until the first block can be asked for."""
 
     address: str
     chunks: int = messages.MAX_CHUNKS
+    rate: float = PRIOR_NET_BYTES_S
+    lookup_s: float = PRIOR_LOOKUP_S
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one source gave in one attempt: times in seconds, `lookup_s` before the first block was asked for."""
+    """What one source gave in one attempt: times in seconds, `seconds` without those in which it had nothing to do,
+    `lookup_s` before the first block was asked for."""
 
     address: str
     reason: Reason
@@ -92,111 +112,108 @@ class PullResult:
     lookup_s: float = 0.0
     detail: str = ""
     joined: bool = False  #: another pull did this, and its caller got the same result: count it once
-    parts: tuple[Part, ...] = ()  #: by source and attempt, in order
+    parts: tuple[Part, ...] = ()  #: by source and attempt, in the order in which they were begun
+    taken_over: int = 0  #: blocks that one source was asked for after another one had not brought them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What pulls are made with. `begin_s` bounds an attempt's beginning, seconds; `window_bytes` one FETCH."""
+
+    pool: BlockPool
+    dialer: Dialer
+    neighbours: Neighbours | None
+    begin_s: float
+    window_bytes: int
+    describe: Callable[[], dict[str, str | int]]
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A pull as it stands. `answered`: sources that said what they have, or failed; `joined`: how many of them give
+    blocks; `stuck`: none of them has the first missing one; `overdue`: one is late with what it was asked for."""
+
+    answered: frozenset[int] = frozenset()
+    joined: int = 0
+    complete: bool = False
+    stuck: bool = False
+    overdue: bool = False
+    missing_bytes: int = 0
+    rate: float = 0.0
 
 
 class Pull:
-    """Use it once, in one thread. `connect_s` and `lookup_s` bound an attempt's beginning (seconds)."""
+    """Use it for one chain. Thread-safe. `several`: more sources than one may be asked; `on_news` is called in any
+    thread when there may be something to decide."""
 
-    def __init__(
-        self,
-        pool: BlockPool,
-        dialer: Dialer,
-        neighbours: Neighbours | None,
-        *,
-        begin_s: float,
-        window_bytes: int,
-        describe: Callable[[], dict[str, str | int]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._pool = pool
-        self._dialer = dialer
-        self._neighbours = neighbours
-        self._begin_s = begin_s
-        self._window_bytes = window_bytes
-        self._describe = describe
-        self._clock = clock
+    def __init__(self, means: Means, *, several: bool = False, on_news: Callable[[], None] = lambda: None) -> None:
+        self._means = means
+        self._several = several
+        self._on_news = on_news
+        self._started = means.clock()
+        self._changed = threading.Condition()
+        self._split = Split()
         self._hashes: list[bytes] = []
+        self._attempts: list[_Attempt] = []
+        self._parts: dict[_Attempt, Part] = {}
+        self._ended = False
 
-    def run(self, sources: Sequence[Source], chain: Sequence[int], deadline: Deadline, tag: str = "") -> PullResult:
-        """Pull; never raises for anything that a source or the network does. Sources are told ``tag``."""
-        started = self._clock()
-        parts = tuple(self._attempts(sources[:MAX_SOURCES], chain, deadline, tag))
-        self._pool.touch(self._hashes, use=False)  # the head of the chain is the last to be evicted
-        telling = next((p for p in reversed(parts) if p.blocks or p.reason is Reason.COMPLETE), parts[0])
-        return PullResult(
-            blocks=sum(part.blocks for part in parts),
-            bytes=sum(part.bytes for part in parts),
-            seconds=self._clock() - started,
-            reason=telling.reason,
-            corrupt=sum(part.corrupt for part in parts),
-            present=len(self._pool.lookup(self._hashes, use=False)),
-            lookup_s=parts[0].lookup_s,
-            detail=telling.detail,
-            parts=parts,
-        )
+    # -- in a thread for each source -----------------------------------------------------------------------------------
 
-    def _attempts(
-        self, sources: Sequence[Source], chain: Sequence[int], deadline: Deadline, tag: str
-    ) -> Iterator[Part]:
-        covered = 0  # chunks that a source was asked for and gave whole
-        for place, source in enumerate(sources):
-            if place and (source.chunks <= covered or deadline.left() <= 0):
-                continue
-            for _ in range(1 + RESUMES):
-                part = self.attempt(source.address, _lookup(chain[: source.chunks], tag), deadline)
-                yield part
-                if not part.cut or deadline.left() <= 0:
-                    break
-            if part.reason in _FINAL:
-                return
-            if part.reason is Reason.COMPLETE:
-                covered = source.chunks
+    def work(self, number: int, source: Source, chain: Sequence[int], deadline: Deadline, tag: str = "") -> None:
+        """Bring what this source can give; never raises for anything that it or the network does. It is told `tag`."""
+        ask = _lookup(chain[: source.chunks], tag)
+        for _ in range(1 + RESUMES):
+            part = self.attempt(source, ask, deadline, number)
+            if not part.cut or deadline.left() <= 0 or self._ended:
+                break
 
-    def attempt(self, address: str, ask: Ask, deadline: Deadline) -> Part:
-        """Ask one source once, and fetch what it has and we lack."""
-        attempt = _Attempt(self._clock())
+    def attempt(self, source: Source, ask: Ask, deadline: Deadline, number: int = 0) -> Part:
+        """Ask a source once, and fetch what it has and we lack."""
+        attempt = _Attempt(number, source, self._means.clock())
+        with self._changed:
+            self._attempts.append(attempt)
         cut = False
         try:
-            reason = self._over_connection(address, ask, deadline, attempt)
+            reason = self._over_connection(ask, deadline, attempt)
         except TimeoutError as error:
             reason, attempt.detail = (Reason.DEADLINE if deadline.left() <= 0 else Reason.STALLED), str(error)
         except (OSError, KvError) as error:
             reason, attempt.detail, cut = Reason.BROKEN, str(error), isinstance(error, OSError)
-        fetching = attempt.fetching
-        return Part(
-            address=address,
-            reason=reason,
-            blocks=fetching.blocks if fetching else 0,
-            bytes=fetching.bytes if fetching else 0,
-            seconds=self._clock() - attempt.started,
-            lookup_s=(attempt.looked_up or self._clock()) - attempt.started,
-            corrupt=len(fetching.corrupt) if fetching else 0,
-            way=attempt.way,
-            detail=attempt.detail,
-            cut=cut,
-        )
+        finally:
+            self._leave(number)
+        if attempt.ended:  # we closed the connection ourselves
+            reason, attempt.detail, cut = (Reason.DEADLINE if deadline.left() <= 0 else Reason.SLOW), "", False
+        part = attempt.part(reason, self._means.clock(), cut=cut)
+        with self._changed:
+            self._parts[attempt] = part
+        return part
 
-    def _over_connection(self, address: str, ask: Ask, deadline: Deadline, attempt: _Attempt) -> Reason:
-        header = self._pool.header
+    def _over_connection(self, ask: Ask, deadline: Deadline, attempt: _Attempt) -> Reason:
+        header, dialer, address = self._means.pool.header, self._means.dialer, attempt.source.address
         if not header.geometry.slots:
             return Reason.UNCONFIGURED
         request = ask(header.fingerprint, header.geometry.ranks)
         try:
-            transport, answer = self._dialer.ask(address, request, deadline.within(self._begin_s))
+            transport, answer = dialer.ask(address, request, deadline.within(self._means.begin_s))
         except RemoteError as error:
             attempt.detail = str(error)
             return Reason.REFUSED
         except (OSError, LocalError) as error:
             attempt.detail = str(error)
             return Reason.DEADLINE if deadline.left() <= 0 else Reason.UNREACHABLE
-        attempt.looked_up = self._clock()
+        attempt.looked_up = self._means.clock()
         try:
             reason = self._act_on(transport, answer, deadline, attempt)
+            with self._changed:
+                attempt.transport = None
+                if attempt.ended:
+                    raise ConnectionAbortedError("ended")
         except BaseException:
-            self._dialer.discard(transport)
+            dialer.discard(transport)
             raise
-        self._dialer.keep(address, transport)
+        dialer.keep(address, transport)
         return reason
 
     def _act_on(self, transport: Transport, answer: messages.Message, deadline: Deadline, attempt: _Attempt) -> Reason:
@@ -206,7 +223,7 @@ class Pull:
             case messages.Busy():
                 return Reason.BUSY
             case messages.Unlike():
-                attempt.detail = differences(self._describe(), dict(answer.fields))
+                attempt.detail = differences(self._means.describe(), dict(answer.fields))
                 return Reason.MISMATCH
             case messages.Error():
                 attempt.detail = answer.message
@@ -218,36 +235,222 @@ class Pull:
         self, transport: Transport, manifest: messages.Manifest, deadline: Deadline, attempt: _Attempt
     ) -> Reason:
         """Fetch what is missing."""
-        geometry = self._pool.header.geometry
+        geometry = self._means.pool.header.geometry
         hashes = check_manifest(manifest, geometry.ranks, geometry.block_bytes)
         if not hashes:
             return Reason.NOTHING
-        self._hashes = max(self._hashes, hashes, key=len)
-        have = len(self._pool.lookup(hashes, use=False))
-        # A chain longer than half of the pool would push out its own head.
-        missing = manifest.entries[have * geometry.ranks : geometry.slots // 2]
-        file = self._neighbour(manifest) if missing else None
-        way = self._way(transport, file)
-        attempt.way = way.name if missing else ""
-        window_bytes = min(self._window_bytes, PIN_WINDOW_BYTES) if file is not None else self._window_bytes
-        attempt.fetching = fetching = Fetching(self._pool, way, missing, window_bytes)
+        file = self._neighbour(manifest)
         try:
-            reason = Reason(fetching.run(deadline))
+            if not self._join(transport, manifest, hashes, attempt, pinned=file is not None):
+                return Reason.COMPLETE
+            way = self._way(transport, file)
+            attempt.way = way.name
+            share = _Share(self, attempt, manifest.entries, geometry.ranks, deadline)
+            attempt.fetching = fetching = Fetching(self._means.pool, way, share)
+            try:
+                reason = Reason(fetching.run(deadline))
+            finally:
+                fetching.give_back()
         finally:
-            fetching.give_back()
-            if file is not None and self._neighbours is not None:
-                self._neighbours.give_back(manifest.file, file)
+            if file is not None and self._means.neighbours is not None:
+                self._means.neighbours.give_back(manifest.file, file)
         if fetching.corrupt:
             transport.send(messages.Corrupt(tuple(fetching.corrupt[: messages.MAX_FETCH])), deadline)
         return reason
 
     def _way(self, transport: Transport, file: NeighbourFile | None) -> Way:
-        if file is None or self._neighbours is None:
+        if file is None or self._means.neighbours is None:
             return OverTcp(transport)
-        return FromFile(transport, file, self._neighbours.helpers)
+        return FromFile(transport, file, self._means.neighbours.helpers)
 
     def _neighbour(self, manifest: messages.Manifest) -> NeighbourFile | None:
-        return self._neighbours.borrow(manifest.file, manifest.instance) if self._neighbours is not None else None
+        neighbours = self._means.neighbours
+        return neighbours.borrow(manifest.file, manifest.instance) if neighbours is not None else None
+
+    def _join(
+        self,
+        transport: Transport,
+        manifest: messages.Manifest,
+        hashes: Sequence[bytes],
+        attempt: _Attempt,
+        *,
+        pinned: bool,
+    ) -> bool:
+        """Take part with what this source has of the chain. False: nothing of it is missing here, or the pull is over.
+
+        The first manifest says what the chain is; a source that goes on differently is of use up to there.
+        """
+        pool = self._means.pool
+        geometry = pool.header.geometry
+        ranks = geometry.ranks
+        # A chain longer than half of the pool would push out its own head.
+        hashes = hashes[: geometry.slots // 2 // ranks]
+        held = pool.held(hashes)
+        small = pinned or self._several
+        with self._changed:
+            if self._ended:
+                return False
+            known = len(self._hashes)
+            same = next((n for n, pair in enumerate(zip(hashes, self._hashes, strict=False)) if pair[0] != pair[1]), -1)
+            reach = min(known, len(hashes)) if same < 0 else same
+            if reach == known:
+                sizes = [
+                    sum(entry.nbytes for entry in manifest.entries[n * ranks : (n + 1) * ranks])
+                    for n in range(known, len(hashes))
+                ]
+                self._split.extend(sizes, [n for n in range(known, len(hashes)) if held[n]])
+                self._hashes += hashes[known:]
+                reach = len(hashes)
+            if self._split.hole >= reach:
+                return False
+            self._split.join(
+                attempt.number,
+                reach,
+                attempt.source.rate,
+                most_bytes=min(self._means.window_bytes, RUN_BYTES) if small else self._means.window_bytes,
+                most_blocks=messages.MAX_FETCH // ranks,
+                most_s=RUN_S if self._several else math.inf,
+            )
+            attempt.transport = transport
+            self._changed.notify_all()
+        self._on_news()
+        return True
+
+    def _leave(self, number: int) -> None:
+        with self._changed:
+            self._split.leave(number)
+            self._changed.notify_all()
+        self._on_news()
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def look(self) -> Look:
+        """Return how it stands."""
+        with self._changed:
+            split = self._split
+            last = {attempt.number: attempt for attempt in self._attempts}
+            return Look(
+                answered=frozenset(n for n, attempt in last.items() if attempt.looked_up or attempt in self._parts),
+                joined=split.sources,
+                complete=bool(self._hashes) and split.complete,
+                stuck=bool(self._hashes) and split.stuck,
+                overdue=split.overdue(self._means.clock()),
+                missing_bytes=split.missing_bytes,
+                rate=split.rate,
+            )
+
+    def end(self) -> set[int]:
+        """Take no more blocks; returns the sources whose threads have something to give back.
+
+        Those that have blocks under way give up at once. Others end what they are at by themselves: see `cut`.
+        """
+        with self._changed:
+            self._ended = True
+            working = [attempt for attempt in self._attempts if attempt.transport is not None]
+            for attempt in working:
+                if self._split.busy(attempt.number):
+                    attempt.cut()
+            self._changed.notify_all()
+            return {attempt.number for attempt in working}
+
+    def cut(self) -> None:
+        """Close the connections that are still in use: their threads end at once."""
+        with self._changed:
+            for attempt in self._attempts:
+                attempt.cut()
+
+    def result(self) -> PullResult:
+        """Return what it came to; at least one attempt is over."""
+        pool = self._means.pool
+        pool.touch(self._hashes, use=False)  # the head of the chain is the last to be evicted
+        with self._changed:
+            parts = tuple(self._parts[attempt] for attempt in self._attempts if attempt in self._parts)
+            complete = bool(self._hashes) and self._split.complete
+        failed = [part for part in parts if part.reason not in FINE]
+        telling = next((part for part in reversed(failed) if part.blocks), failed[0] if failed else parts[0])
+        return PullResult(
+            blocks=sum(part.blocks for part in parts),
+            bytes=sum(part.bytes for part in parts),
+            seconds=self._means.clock() - self._started,
+            reason=Reason.COMPLETE if complete else telling.reason,
+            corrupt=sum(part.corrupt for part in parts),
+            present=len(pool.lookup(self._hashes, use=False)),
+            lookup_s=next((part.lookup_s for part in parts if part.way), parts[0].lookup_s),
+            detail="" if complete else telling.detail,
+            parts=parts,
+            taken_over=self._split.taken_over,
+        )
+
+    @property
+    def parts(self) -> int:
+        """How many attempts are over."""
+        with self._changed:
+            return len(self._parts)
+
+
+class _Share:
+    """A source's view of the split, for its `Fetching`."""
+
+    def __init__(
+        self, pull: Pull, attempt: _Attempt, entries: Sequence[messages.Entry], ranks: int, deadline: Deadline
+    ) -> None:
+        self._pull = pull
+        self._attempt = attempt
+        self._entries = entries
+        self._ranks = ranks
+        self._deadline = deadline
+        self._lock, self._split, self._clock = pull._changed, pull._split, pull._means.clock
+
+    def take(self) -> range | None:
+        """See `Supply`."""
+        with self._lock:
+            if self._pull._ended:
+                return None
+            return self._split.take(self._attempt.number, self._clock(), self._deadline.left())
+
+    def wait(self, deadline: Deadline) -> bool:
+        """See `Supply`."""
+        began, left_s = self._clock(), deadline.left()
+        with self._lock:
+            if self._pull._ended or self._split.complete or left_s <= 0:
+                return False
+            self._lock.wait(min(LOOK_S, left_s))
+        self._attempt.idle_s += self._clock() - began
+        return True
+
+    def entries(self, run: range) -> Sequence[messages.Entry]:
+        """See `Supply`."""
+        return self._entries[run.start * self._ranks : run.stop * self._ranks]
+
+    def refuse(self, run: range) -> None:
+        """See `Supply`."""
+        with self._lock:
+            self._split.refuse(self._attempt.number, run)
+            self._lock.notify_all()
+
+    def wanted(self, block: int) -> bool:
+        """See `Supply`."""
+        with self._lock:
+            return not self._pull._ended and self._split.wanted(block)
+
+    def arrived(self, block: int) -> None:
+        """See `Supply`."""
+        with self._lock:
+            self._split.arrived(self._attempt.number, block, self._clock())
+            complete = self._split.complete
+            if complete:
+                self._lock.notify_all()
+        if complete:
+            self._pull._on_news()
+
+    def passed(self, block: int) -> None:
+        """See `Supply`."""
+        with self._lock:
+            self._split.passed(self._attempt.number, block, self._clock())
+
+    def end(self) -> None:
+        """See `Supply`."""
+        self._pull._leave(self._attempt.number)
 
 
 def _lookup(chain: Sequence[int], tag: str) -> Ask:
@@ -257,12 +460,39 @@ def _lookup(chain: Sequence[int], tag: str) -> Ask:
 class _Attempt:
     """An attempt's progress, kept apart so that it can be told after a failure too."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, number: int, source: Source, started: float) -> None:
+        self.number = number
+        self.source = source
         self.started = started
         self.looked_up: float | None = None
+        self.idle_s = 0.0
         self.fetching: Fetching | None = None
+        self.transport: Transport | None = None  #: while blocks may come over it
+        self.ended = False  #: we closed the connection
         self.way = ""
         self.detail = ""
+
+    def cut(self) -> None:
+        """Close the connection, which wakes the thread that waits for it."""
+        if self.transport is not None:
+            self.ended = True
+            self.transport.close()
+
+    def part(self, reason: Reason, now: float, *, cut: bool) -> Part:
+        """What it came to."""
+        fetching = self.fetching
+        return Part(
+            address=self.source.address,
+            reason=reason,
+            blocks=fetching.blocks if fetching else 0,
+            bytes=fetching.bytes if fetching else 0,
+            seconds=now - self.started - self.idle_s,
+            lookup_s=(self.looked_up or now) - self.started,
+            corrupt=len(fetching.corrupt) if fetching else 0,
+            way=self.way,
+            detail=self.detail,
+            cut=cut,
+        )
 
 
 def check_manifest(manifest: messages.Manifest, ranks: int, block_bytes: int) -> list[bytes]:

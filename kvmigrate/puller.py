@@ -2,32 +2,37 @@
 
 Promises:
 1. A block is committed only if its bytes have the digest that the source took when the block was stored.
-2. Blocks are committed in chain order, and the first bad or missing one ends the pull: what we have is a prefix.
+2. What counts is the prefix that is here in the end. One source gives its blocks in chain order, and the first bad or
+   missing one ends its part; several share the chain from the front on (`split`).
 3. `pull` returns within its deadline, and never raises for anything that a peer or the network does.
 4. The event loop only waits: all I/O is in a bounded number of threads, data goes from the socket to shared memory.
-5. One source, however slow, leaves a thread to the others.
+5. One source, however slow, leaves a thread to the others, and does not hold up a pull that others can end.
 
-One pull is `pull`; this has the threads, what is shared between pulls, and the counters.
+One pull is `pull`, and who is asked in it `crew`; this has the threads, what is shared between pulls, and the counters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from . import messages
+from .crew import Crew
 from .dialer import Dialer
 from .handshake import Secrets
 from .neighbour import Neighbours
 from .pool import BlockPool
-from .pull import Pull, PullResult, Reason, Source
+from .pull import MAX_SOURCES, Means, Pull, PullResult, Reason, Source
 from .transport import Deadline
+from .turns import Turns
 from .warm import Warming, WarmResult
 
 __all__ = ["PullLimits", "PullResult", "Puller", "PullerStats", "Reason", "Source", "WarmResult"]
@@ -42,6 +47,7 @@ class PullLimits:
 
     threads: int = 4  #: pulls at a time
     per_source: int = 3  #: of them from one source; fewer than `threads`
+    helpers: int = 8  #: further sources at a time, of all pulls together: each has a thread, and mostly waits
     waiting: int = 16  #: pulls at a time and in the queue
     connect_s: float = 1.0  #: dial and handshake
     lookup_s: float = 1.0
@@ -58,6 +64,8 @@ class PullerStats:
     bytes: int
     corrupt: int
     joined: int  #: pulls that shared another one's work
+    shared: int  #: pulls to which several sources gave blocks
+    taken_over: int  #: blocks that one source was asked for after another one had not brought them
     by_reason: dict[str, int]
 
 
@@ -87,12 +95,13 @@ class Puller:
         self._clock = clock
         self._dialer = Dialer(label, name, secret, self._limits.connect_s, encrypt=encrypt)
         self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="kv-pull")
+        self._helpers = ThreadPoolExecutor(self._limits.helpers, thread_name_prefix="kv-help")
+        self._helping = 0
         self._describe = describe
         self._neighbours = Neighbours(pool.path) if same_host else None
         self._flights: dict[tuple[int, ...], asyncio.Task[PullResult]] = {}
         self._warming: set[asyncio.Future[WarmResult]] = set()
-        self._turns: dict[str, asyncio.Semaphore] = {}
-        self._takers: Counter[str] = Counter()  # who wait for a turn or have one, by source
+        self._turns = Turns(self._limits.per_source)
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -105,11 +114,11 @@ class Puller:
     async def pull(
         self, sources: str | Sequence[Source], chunks: Sequence[int], deadline_s: float, *, tag: str = ""
     ) -> PullResult:
-        """Get the blocks of a chain of chunk hashes from a source, or from several, one after the other.
+        """Get the blocks of a chain of chunk hashes from a source, or from several at once where that pays (`crew`).
 
-        A source is asked when those before it failed, or were asked for less of the chain. A string is one source by
-        its address ("host:port"). Returns within `deadline_s` seconds. A second pull of the same chain waits for the
-        first one's result. Sources are told `tag`, at most `MAX_TAG` characters.
+        The first one is asked first. A string is one source by its address ("host:port"). Returns within `deadline_s`
+        seconds. A second pull of the same chain waits for the first one's result. Sources are told `tag`, at most
+        `MAX_TAG` characters.
         """
         started = self._clock()
         asked = [Source(sources)] if isinstance(sources, str) else list(sources)
@@ -140,7 +149,7 @@ class Puller:
         if self._closed or self._warming:
             return WarmResult(Reason.BUSY)
         deadline = Deadline(self._clock, deadline_s, self._limits.stall_s)
-        warming = Warming(self._pool, self._dialer, self._new_pull(), self._begin_s)
+        warming = Warming(self._pool, self._dialer, lambda: Pull(self._means), self._begin_s)
         work = asyncio.get_running_loop().run_in_executor(self._threads, warming.run, address, max_bytes, deadline)
         self._warming.add(work)
         work.add_done_callback(self._warming.discard)
@@ -158,6 +167,8 @@ class Puller:
                 bytes=self._counts["bytes"],
                 corrupt=self._counts["corrupt"],
                 joined=self._counts["joined"],
+                shared=self._counts["shared"],
+                taken_over=self._counts["taken_over"],
                 by_reason=dict(self._reasons),
             )
 
@@ -166,7 +177,8 @@ class Puller:
         self._closed = True
         self._dialer.close()
         await asyncio.gather(*self._flights.values(), *self._warming, return_exceptions=True)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._helpers):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._neighbours is not None:
             self._neighbours.close()
 
@@ -181,24 +193,44 @@ class Puller:
     async def _in_turn(
         self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline, tag: str
     ) -> PullResult:
-        """Wait until the first source has a turn, then for a thread."""
-        started, address = self._clock(), sources[0].address
-        turns = self._turns.setdefault(address, asyncio.Semaphore(self._limits.per_source))
-        self._takers[address] += 1
+        """Wait until the first source has a turn, then have the chain pulled."""
+        started = self._clock()
+        asked = sources[:MAX_SOURCES]
         try:
             async with asyncio.timeout(max(0.0, deadline.left())):
-                await turns.acquire()
-            try:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._run, sources, chain, deadline, tag)
-            finally:
-                turns.release()
+                await self._turns.take(asked[0].address)
         except TimeoutError:
             return self._ended(PullResult(0, 0, self._clock() - started, Reason.DEADLINE))
-        finally:
-            self._takers[address] -= 1
-            if not self._takers[address]:
-                del self._takers[address], self._turns[address]
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # a thread that nobody waited for may outlive the loop
+                loop.call_soon_threadsafe(news.set)
+
+        pull = Pull(self._means, several=len(asked) > 1, on_news=wake)
+
+        def start(number: int, source: Source) -> asyncio.Future[None] | None:
+            return self._start(partial(pull.work, number, source, chain, deadline, tag), source, first=not number)
+
+        crew = Crew(pull, asked, deadline, start=start, news=news, clock=self._clock)
+        return self._ended(await crew.run())
+
+    def _start(self, work: Callable[[], None], source: Source, *, first: bool) -> asyncio.Future[None] | None:
+        """Begin to work on a source, whose turn the first one has already; None when there is no turn or no thread."""
+        if self._closed and not first:
+            return None
+        if not first and (self._helping >= self._limits.helpers or not self._turns.try_take(source.address)):
+            return None
+        self._helping += not first
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._threads if first else self._helpers, work)
+
+        def over(_: asyncio.Future[None]) -> None:
+            self._helping -= not first
+            self._turns.give_back(source.address)
+
+        future.add_done_callback(over)
+        return future
 
     def _ended(self, result: PullResult) -> PullResult:
         with self._lock:
@@ -206,17 +238,16 @@ class Puller:
             self._counts["blocks"] += result.blocks
             self._counts["bytes"] += result.bytes
             self._counts["corrupt"] += result.corrupt
+            self._counts["taken_over"] += result.taken_over
+            self._counts["shared"] += len({part.address for part in result.parts if part.blocks}) > 1
         return result
 
-    def _run(self, sources: Sequence[Source], chain: tuple[int, ...], deadline: Deadline, tag: str) -> PullResult:
-        """A whole pull, in a thread."""
-        return self._ended(self._new_pull().run(sources, chain, deadline, tag))
-
-    def _new_pull(self) -> Pull:
-        return Pull(
-            self._pool,
-            self._dialer,
-            self._neighbours,
+    @property
+    def _means(self) -> Means:
+        return Means(
+            pool=self._pool,
+            dialer=self._dialer,
+            neighbours=self._neighbours,
             begin_s=self._begin_s,
             window_bytes=self._limits.window_bytes,
             describe=self._describe,

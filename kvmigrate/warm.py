@@ -5,7 +5,7 @@ What is here already costs a lookup and no transfer, so a copy that was cut shor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from . import messages
 from .dialer import Dialer
 from .errors import KvError, RemoteError
 from .pool import BlockPool
-from .pull import Ask, Part, Pull, Reason
+from .pull import Ask, Part, Pull, Reason, Source
 from .transport import Deadline, unexpected
 
 #: At most this part of our pool is filled: the rest is for what our own engine computes.
@@ -37,12 +37,12 @@ class WarmResult:
 
 
 class Warming:
-    """One copy, in one thread. `pull` makes the transfers; `begin_s` bounds the first question (seconds)."""
+    """One copy, in one thread. `new_pull` for each chain; `begin_s` bounds the first question (seconds)."""
 
-    def __init__(self, pool: BlockPool, dialer: Dialer, pull: Pull, begin_s: float) -> None:
+    def __init__(self, pool: BlockPool, dialer: Dialer, new_pull: Callable[[], Pull], begin_s: float) -> None:
         self._pool = pool
         self._dialer = dialer
-        self._pull = pull
+        self._new_pull = new_pull
         self._begin_s = begin_s
 
     def run(self, address: str, max_bytes: int, deadline: Deadline) -> WarmResult:
@@ -75,7 +75,7 @@ class Warming:
                 continue
             if deadline.left() <= 0:
                 return self._result(Reason.DEADLINE, chains, parts)
-            part = self._pull.attempt(address, _find(chain.hashes), deadline)
+            part = self._new_pull().attempt(Source(address), _find(chain.hashes), deadline)
             parts.append(part)
             if part.reason not in _GO_ON:
                 return self._result(part.reason, chains, parts)

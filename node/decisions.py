@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from node.flows import pulled_from
 from node.plan import Plan
 from node.relay.call import Call
-from node.relay.forward import CACHED_HEADER, PULLED_HEADER
+from node.relay.forward import CACHED_HEADER, PULLED_FROM_HEADER, PULLED_HEADER
 
 #: Decisions kept, those that the state shows, and other candidates that each remembers.
 MAX_DECISIONS = 512
@@ -39,6 +40,8 @@ class Decision:
     #: Prompt tokens that the target's engine found cached, blocks that it pulled before; None = it did not tell.
     cached_tokens: int | None
     pulled_blocks: int | None
+    #: The same by the node that gave them.
+    pulled_from: Mapping[str, int]
     #: Its number, and the number of its last change: whoever asks for what is new gets it again.
     seq: int = 0
     revision: int = 0
@@ -78,6 +81,7 @@ class Decision:
             "predicted_ms": _rounded(self.predicted_ms),
             "cached_tokens": self.cached_tokens,
             "pulled_blocks": self.pulled_blocks,
+            "pulled_from": dict(self.pulled_from),
         }
         if self.plan is not None:
             told |= {
@@ -128,6 +132,7 @@ class DecisionLog:
                 ran_ms=None if plan is None or first_byte_s is None else _ran_ms(call, plan, first_byte_s),
                 cached_tokens=_count(told.get(CACHED_HEADER)),
                 pulled_blocks=_count(told.get(PULLED_HEADER)),
+                pulled_from=pulled_from(told.get(PULLED_FROM_HEADER, "")),
             )
         )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvmigrate.planner import PRIOR_NET_BYTES_S
 from node.eligible import status
+from node.kv_sources import further
 from node.plan import Plan, Refusal
 from node.prompt.request import ParsedRequest
-from node.view import ClusterView
+from node.view import Candidate, ClusterView, NodeState
 
 #: Nodes that are listed as excluded; the rest is counted.
 MAX_EXCLUDED = 64
@@ -41,6 +43,7 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
     answer["plan"] = {
         "target": decision.target,
         "source": decision.source,
+        "sources": _sources(view, decision),
         "reason": decision.reason,
         "policy": decision.policy,
         "model": decision.model,
@@ -63,6 +66,30 @@ def _promised(view: ClusterView) -> dict[str, int]:
         return {}
     promised = {name: count - view.given.get(name, 0) for name, count in view.matched.items()}
     return {name: count for name, count in promised.items() if count}
+
+
+def _sources(view: ClusterView, plan: Plan) -> list[dict[str, object]]:
+    """Whom the target may ask, and for how many chunks: the plan's source, then those that it would have help."""
+    target = view.get(plan.target)
+    if plan.source is None or target is None:
+        return []
+    giving, rates = view.matched if view.given is None else view.given, target.load.rates
+    held = {node.name: giving.get(node.name, 0) for node in view.candidates if _gives(node, target, plan.model)}
+    names = further(
+        held,
+        target=target.name,
+        source=plan.source,
+        chunks=plan.chunks,
+        rate=lambda name: rates.get(name, PRIOR_NET_BYTES_S),
+        tie=lambda name: name,
+    )
+    return [{"node": plan.source, "chunks": plan.chunks}, *({"node": name, "chunks": held[name]} for name in names)]
+
+
+def _gives(node: Candidate, target: Candidate, model: str) -> bool:
+    ours, theirs = target.models.get(model), node.models.get(model)
+    alike = ours is not None and theirs is not None and ours.fingerprint == theirs.fingerprint
+    return alike and node.state is NodeState.ALIVE and node.exchanges_kv_with(target)
 
 
 def _unlike(view: ClusterView, plan: Plan) -> list[dict[str, str]]:

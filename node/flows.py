@@ -7,13 +7,15 @@ themselves is not gossiped.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from kvmigrate.pull import MAX_SOURCES
 from node.plan import Plan
 from node.relay.call import Call, Opened, Outcome
-from node.relay.forward import PULLED_HEADER
+from node.relay.forward import PULLED_FROM_HEADER
 from node.relay.headers import HeaderList
 from node.relay.ports import Peers, Runner, unnoticed
+from node.wire import NAME
 
 #: Pairs counted; the one that was quiet for longest goes first.
 MAX_PAIRS = 512
@@ -30,12 +32,12 @@ class Flows:
         self._forwards: OrderedDict[Pair, int] = OrderedDict()
         self._pulls: OrderedDict[Pair, int] = OrderedDict()
 
-    def opened(self, plan: Plan, blocks: int) -> None:
-        """Count an answer that has begun, and the blocks that were pulled for it."""
+    def opened(self, plan: Plan, pulled: Mapping[str, int]) -> None:
+        """Count an answer that has begun, and the blocks that were pulled for it, by the node that gave them."""
         if plan.entry != plan.target:
             _count(self._forwards, (plan.entry, plan.target), 1)
-        if plan.source is not None and blocks:
-            _count(self._pulls, (plan.source, plan.target), blocks)
+        for source, blocks in pulled.items():
+            _count(self._pulls, (source, plan.target), blocks)
 
     def forwards(self) -> list[tuple[str, str, int]]:
         """Requests by (entry, target)."""
@@ -59,7 +61,7 @@ class WatchedRunner:
         """Try the plan's target once."""
         outcome = await self._runner.open(call, plan, predicted_ms=predicted_ms, admitted=admitted)
         if isinstance(outcome, Opened):
-            self._flows.opened(plan, blocks_in(outcome.headers))
+            self._flows.opened(plan, pulled_in(outcome.headers))
         return outcome
 
 
@@ -75,12 +77,21 @@ class WatchedPeers(WatchedRunner):
         await self._peers.settled(opened)
 
 
-def blocks_in(headers: HeaderList) -> int:
-    """KV blocks that the headers of an answer tell of; 0 when they tell nothing, or no number."""
+def pulled_in(headers: HeaderList) -> dict[str, int]:
+    """KV blocks by node that the headers of an answer tell of; what makes no sense is left out."""
     if not headers:
-        return 0
-    text = next((value for name, value in headers if name.lower() == PULLED_HEADER), "")
-    return min(int(text), MAX_BLOCKS) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+        return {}
+    return pulled_from(next((value for name, value in headers if name.lower() == PULLED_FROM_HEADER), ""))
+
+
+def pulled_from(text: str) -> dict[str, int]:
+    """The same for the value of the header."""
+    found: dict[str, int] = {}
+    for part in text.split(",", MAX_SOURCES)[:MAX_SOURCES]:
+        name, _, number = part.strip().partition("=")
+        if NAME.fullmatch(name) and number.isascii() and number.isdigit() and len(number) < 10 and int(number):
+            found[name] = min(int(number), MAX_BLOCKS)
+    return found
 
 
 def _count(table: OrderedDict[Pair, int], pair: Pair, more: int) -> None:

@@ -6,12 +6,10 @@ import logging
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from kvmigrate.pull import Part, Reason
+from kvmigrate.pull import FINE, Part, Reason
 
 #: Peers that are remembered, the ones pulled from last.
 MAX_PEERS = 4096
-#: Ends of a pull that are no failure.
-FINE = frozenset({Reason.COMPLETE, Reason.NOTHING})
 #: Why a pull failed, for people.
 WORDS = {
     Reason.UNREACHABLE: "it cannot be reached",
@@ -21,6 +19,7 @@ WORDS = {
     Reason.GONE: "it evicted a block meanwhile",
     Reason.CORRUPT: "a block did not have its digest",
     Reason.STALLED: "it stopped sending",
+    Reason.SLOW: "others gave its blocks before it did",
     Reason.DEADLINE: "it took too long",
     Reason.BROKEN: "the connection broke",
     Reason.FULL: "our pool has no free slot",
@@ -48,8 +47,8 @@ class PeerPulls:
     def __init__(self) -> None:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
 
-    def note(self, name: str, part: Part) -> None:
-        """Take what one attempt at a peer came to, and say it in one line of the log."""
+    def note(self, name: str, part: Part, *, whole: bool = False) -> None:
+        """Take what one attempt at a peer came to, and say it in one line of the log. `whole`: others gave the rest."""
         peer = self._peers.setdefault(name, _Peer())
         self._peers.move_to_end(name)
         if len(self._peers) > MAX_PEERS:
@@ -67,7 +66,7 @@ class PeerPulls:
             peer.last = told(part)
         if part.reason is Reason.MISMATCH:
             peer.unlike = part.detail
-        _say(name, part)
+        _say(name, part, "others gave the rest" if whole else "the rest is computed")
 
     def unlike(self) -> dict[str, str]:
         """Peers that told us a fingerprint other than ours, and what differs."""
@@ -89,13 +88,13 @@ def told(part: Part) -> str:
     return f"{words} ({part.detail})" if part.detail else words
 
 
-def _say(name: str, part: Part) -> None:
+def _say(name: str, part: Part, rest: str) -> None:
     came = f"{part.blocks} blocks, {part.bytes / 1e6:.1f} MB in {part.seconds:.3f} s"
     if part.reason in FINE:
         level = logging.INFO if part.blocks else logging.DEBUG
         _log.log(level, "pulled from %s (%s): %s", name, part.way or "nothing to fetch", came)
     else:
-        _log.warning("pull from %s ended early: %s; %s, the rest is computed", name, told(part), came)
+        _log.warning("pull from %s ended early: %s; %s, %s", name, told(part), came, rest)
 
 
 def _shown(peer: _Peer) -> dict[str, object]:

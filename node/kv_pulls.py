@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvmigrate.link.server import EngineLink
 from kvmigrate.planner import RateBook
-from kvmigrate.pull import Part, PullResult, Source
+from kvmigrate.pull import Part, PullResult, Reason, Source
 from kvmigrate.puller import Puller
 from node.kv_peers import PeerPulls
+from node.kv_pulling import Pulled
+from node.kv_sources import further
 from node.metrics import Metrics
 from node.plan import Plan
 
 #: Least and longest time of a pull, seconds.
 PULL_MIN_S = 1.0
 PULL_MAX_S = 15.0
-#: Sources of one pull besides the plan's: those that hold most of the prompt.
-MORE_SOURCES = 2
 
 
 class Pulls:
-    """Rates and totals by peer. `holders`: who holds how many of some chunks, in blocks that fit our engine."""
+    """Rates and totals by peer. `holders`: who holds how many of some chunks, in blocks that fit our engine.
+
+    `rng` spreads pulls over those that are as good.
+    """
 
     def __init__(
         self,
@@ -29,8 +34,10 @@ class Pulls:
         address_of: Callable[[str], str | None],
         holders: Callable[[str, Sequence[int]], Mapping[str, int]],
         metrics: Metrics,
+        rng: random.Random | None = None,
     ) -> None:
         self._name = name
+        self._rng = rng or random.Random()
         self._address_of = address_of
         self._holders = holders
         self._metrics = metrics
@@ -38,54 +45,70 @@ class Pulls:
         self.peers = PeerPulls()
 
     def sources(self, plan: Plan, chunks: Sequence[int]) -> dict[str, Source]:
-        """The plan's source, then those that hold as much or more: they are asked for what it does not give.
+        """The plan's source, then others that hold a part: they help where that pays, and give what it does not.
 
         Nothing where the plan's source has no address, or there are no chunks.
         """
         if plan.source is None or not chunks:
             return {}
-        wanted = {plan.source: plan.chunks or len(chunks)}
-        for name, held in sorted(self._holders(plan.model, chunks).items(), key=lambda item: -item[1]):
-            if len(wanted) <= MORE_SOURCES and held >= wanted[plan.source] and name != self._name:
-                wanted.setdefault(name, held)
+        wanted, held = {plan.source: plan.chunks or len(chunks)}, self._holders(plan.model, chunks)
+        for name in further(
+            held,
+            target=self._name,
+            source=plan.source,
+            chunks=wanted[plan.source],
+            rate=lambda name: self.rates.peer(name).net_bytes_s,
+            tie=lambda name: self._rng.random(),
+        ):
+            wanted[name] = held[name]
         addresses = {name: self._address_of(name) for name in wanted}
         if addresses[plan.source] is None:
             return {}
-        return {name: Source(where, wanted[name]) for name, where in addresses.items() if where is not None}
+        return {name: self._source(name, where, wanted[name]) for name, where in addresses.items() if where is not None}
+
+    def _source(self, name: str, address: str, chunks: int) -> Source:
+        rates = self.rates.peer(name)
+        return Source(address, chunks, rates.net_bytes_s, rates.lookup_s)
 
     async def pull(
         self, puller: Puller, link: EngineLink, plan: Plan, chunks: Sequence[int], deadline_s: float, *, tag: str = ""
-    ) -> int:
-        """Pull what the plan's source has of a prompt's chunks, and let the engine know. Returns the blocks.
+    ) -> Pulled:
+        """Pull what the plan's source has of a prompt's chunks, and let the engine know. Returns who gave how much.
 
         Sources are told `tag`, which ties their part to the request's trace.
         """
         named = self.sources(plan, chunks)
         if not named:
             self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
-            return 0
+            return {}
         sources = list(named.values())
         chunks = chunks[: max(source.chunks for source in sources)]
         result = await puller.pull(sources, chunks, deadline_s, tag=tag)
-        self.note({source.address: name for name, source in named.items()}, result)
+        names = {source.address: name for name, source in named.items()}
+        self.note(names, result)
         if result.blocks:
             await link.flush()
-        return result.blocks
+        came: Counter[str] = Counter()
+        for part in result.parts:
+            if part.blocks:  # whoever made the pull that this one joined may have asked others
+                came[names.get(part.address, next(iter(named)))] += part.blocks
+        return came
 
     def note(self, names: Mapping[str, str], result: PullResult) -> None:
         """Learn from a pull; `names` by address."""
         if result.joined:
             return  # noted by the request that it was made for, and perhaps from another source than ours
-        self.note_parts(names, result.parts)
+        self.note_parts(names, result.parts, whole=result.reason is Reason.COMPLETE)
         self._metrics.pulled(str(result.reason), result.blocks, result.bytes, result.seconds, result.corrupt)
+        self._metrics.taken_over.inc(result.taken_over)
 
-    def note_parts(self, names: Mapping[str, str], parts: Iterable[Part]) -> None:
-        """Learn from what each source gave."""
+    def note_parts(self, names: Mapping[str, str], parts: Iterable[Part], *, whole: bool = False) -> None:
+        """Learn from what each source gave; `whole`: together they gave all."""
         for part in parts:
             name = names[part.address]
             if part.blocks:
                 self.rates.pulled(name, part.bytes, part.seconds, part.lookup_s)
-            self.peers.note(name, part)
+            self.peers.note(name, part, whole=whole)
             self._metrics.pulled_way(part.way, part.bytes)
 
 

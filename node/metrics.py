@@ -128,6 +128,11 @@ class Metrics:
         self.pulled_by_way = Counter(
             "grapevine_pulled_way_bytes", "Bytes of KV pulled, over tcp or on the same host.", ("way",), registry=r
         )
+        self.taken_over = Counter(
+            "grapevine_taken_over_blocks",
+            "KV blocks that a source was asked for after another one had not brought them in time.",
+            registry=r,
+        )
         self.warmed = Counter("grapevine_warmed_blocks", "KV blocks copied to warm this node.", registry=r)
         self.restored = Counter(
             "grapevine_restored_blocks", "KV blocks read back from the spill file at the start.", registry=r

@@ -84,6 +84,8 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
         console.print(f"[red]refused[/] with {refusal.get('status')}: {escape(str(refusal.get('message')))}")
     if isinstance(plan, Mapping):
         source = f", KV blocks pulled from [bold]{escape(str(plan['source']))}[/]" if plan.get("source") else ""
+        more = [escape(str(item.get("node"))) for item in (plan.get("sources") or [])[1:] if isinstance(item, Mapping)]
+        source += f", helped where that pays by {' and '.join(more)}" if more else ""
         console.print(
             f"[green]target[/] [bold]{escape(str(plan.get('target')))}[/]{source} "
             f"({escape(str(plan.get('policy')))}: {escape(str(plan.get('reason')))})"

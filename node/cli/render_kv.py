@@ -44,6 +44,12 @@ def _summary(name: str, section: Mapping[str, Any], console: Console) -> None:
             f"prompt tokens {prompt}: {_share(tokens.get('engine'), prompt)} found in the engine's cache, "
             f"{_share(tokens.get('pool'), prompt)} in the pool, the rest computed"
         )
+    pulls = section.get("pulls") or {}
+    if pulls.get("shared") or pulls.get("taken_over"):
+        console.print(
+            f"{pulls.get('shared', 0)} pulls had several sources, {pulls.get('taken_over', 0)} blocks were asked of "
+            "another source after one had not brought them"
+        )
     console.print(
         f"peers looked up {pool.get('hits', 0) + pool.get('misses', 0)} blocks, {100 * pool.get('hit_ratio', 0):.0f} % "
         f"were here; {served.get('bytes', 0) / _GB:.2f} GB sent, {served.get('pinned_bytes', 0) / _GB:.2f} GB read by "

@@ -50,9 +50,11 @@ _MAX_REFUSAL = 16 * 1024
 #: What the target tells about KV that it pulled; goes on to the client, like all that follows.
 SOURCE_HEADER = "x-grapevine-source"
 PULLED_HEADER = "x-grapevine-pulled-blocks"
+#: The same by node: `a=12, b=9`.
+PULLED_FROM_HEADER = "x-grapevine-pulled-from"
 #: Prompt tokens that its engine found cached, its own and pulled ones.
 CACHED_HEADER = "x-grapevine-cached-tokens"
-_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER, CACHED_HEADER)
+_PASSED_ON = (SOURCE_HEADER, PULLED_HEADER, PULLED_FROM_HEADER, CACHED_HEADER)
 
 
 class PeerRunner:

@@ -34,7 +34,7 @@ from node.relay.call import Busy, Call, Failed, Opened, Outcome
 from node.relay.carry.engine_watch import EngineWatch
 from node.relay.carry.sentry import Sentry
 from node.relay.deadlines import Deadlines
-from node.relay.forward import CACHED_HEADER, PULLED_HEADER, SOURCE_HEADER
+from node.relay.forward import CACHED_HEADER, PULLED_FROM_HEADER, PULLED_HEADER, SOURCE_HEADER
 from node.relay.headers import REQUEST_ID, HeaderList, replaced
 from node.relay.patience import patience
 from node.relay.ports import unnoticed
@@ -207,7 +207,10 @@ class LocalRunner:
         async with patience(limit, most, lambda: self._meter.moves):
             upstream, first = await self._exchange(work)
         if work.pulling is not None and plan.source is not None:
-            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(work.pulling.blocks))]
+            came = work.pulling.came
+            headers = [(SOURCE_HEADER, plan.source), (PULLED_HEADER, str(sum(came.values())))]
+            if came:
+                headers.append((PULLED_FROM_HEADER, ", ".join(f"{name}={blocks}" for name, blocks in came.items())))
         cached = self._kv.cached(work.rid)
         if cached is not None:
             headers.append((CACHED_HEADER, str(cached)))

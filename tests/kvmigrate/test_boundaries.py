@@ -23,6 +23,8 @@ PURE = [
     "planner.py",
     "pool_types.py",
     "slot_table.py",
+    "spans.py",
+    "split.py",
     "wire.py",
     "link/codec.py",
     "link/messages.py",

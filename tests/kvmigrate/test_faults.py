@@ -307,7 +307,7 @@ async def test_the_next_source_gives_what_the_first_could_not(
     server = serve(source)
     result = await target.pull([Source(bad.address), Source(at(server))])
     target.check(result, Reason.COMPLETE, 10)
-    assert [(part.reason, part.blocks) for part in result.parts] == [(Reason.STALLED, 2), (Reason.COMPLETE, 8)]
+    assert [(part.reason, part.blocks) for part in result.parts] == [(Reason.SLOW, 2), (Reason.COMPLETE, 8)]
     bad.end()
 
 

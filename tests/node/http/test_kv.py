@@ -6,12 +6,17 @@ import asyncio
 import json
 import logging
 import os
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from kvmigrate import split
 from kvmigrate.pool import BlockPool
 from node.flights import Flights
+from node.flows import pulled_from
 from node.kv import WARM_STEP_S
 from node.prompt import parse_request
 from tests.node.fakes import connector as kv
@@ -244,6 +249,45 @@ async def test_where_the_source_fails_another_holder_gives_the_blocks(pair: Pair
     assert shown["a"]["failures"] == {"unreachable": 1} and shown["c"]["failures"] == {}
     assert list(shown) == ["c", "a"] and shown["c"]["ways"]
     assert b.node.kv.rates.peer("c").samples == 1
+
+
+async def test_two_holders_give_together_and_everybody_is_told_who_gave_what(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split, "MIN_RUN_BYTES", kv.BLOCK_BYTES)
+    a, b = await warmed(pair)
+    c = await pair.add("c")
+    await pair.nodes.agree()
+    await send(c, *force("c", "a"))
+    await b.until(lambda: published(b, "c") == published(a, "a") and not b.node.registry.roster.prefixes.promised)
+    for member in (a, c):
+        b.node.kv.rates.pulled(member.name, 2 << 20, 4.0, 0.0)  # half a MB a second: a second source pays
+        pool = member.node.kv.pool
+        assert pool is not None
+        monkeypatch.setattr(pool, "leased", partial(_slowly, pool.leased))
+        monkeypatch.setattr(pool, "lease", partial(_slowly, pool.lease))
+    await b.until(lambda: "a" in b.node.vector().rates)
+    told = json.loads((await ask(b.port, "POST", "/route/explain", force("b", "a"), LONG)).body)["plan"]
+    assert told["source"] == "a" and [item["node"] for item in told["sources"]] == ["a", "c"]
+    answer = await send(a, *force("b", "a"))
+    given = pulled_from(answer.one("x-grapevine-pulled-from") or "")
+    assert given.keys() == {"a", "c"} and min(given.values()) > BLOCKS // 8
+    assert sum(given.values()) == int(answer.one("x-grapevine-pulled-blocks") or 0) >= BLOCKS - 8
+    peers = b.node.kv.peers.snapshot()
+    assert {name: peers[name]["blocks"] for name in peers} == given
+    (decision,) = json.loads((await ask(a.port, "GET", "/route/recent?limit=1", (), b"")).body)["decisions"]
+    assert decision["pulled_from"] == given
+    for member in (a, b):  # the entry, and the target
+        assert {(source, target): n for source, target, n in member.node.flows.pulls() if target == "b"} == {
+            (name, "b"): blocks for name, blocks in given.items()
+        }
+    state = json.loads((await ask(b.port, "GET", "/gossip/state")).body)["kv"]["pulls"]
+    assert state["shared"] == 1
+
+
+def _slowly(call: Callable[..., object], *args: object, **more: object) -> object:
+    time.sleep(0.002)
+    return call(*args, **more)
 
 
 async def test_a_node_is_warmed_with_what_another_uses_most_and_says_so_to_the_cluster(pair: Pair) -> None:

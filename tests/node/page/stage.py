@@ -153,7 +153,7 @@ class Stage:
         )  # fmt: skip
         parsed = ParsedRequest(path="/v1/chat/completions", body=b"", is_json=True, model=MODELS[0])
         call = Call("POST", parsed.path, [], parsed, plan.rid, RouteOptions(), self.now)
-        self.flows.opened(plan, blocks)
+        self.flows.opened(plan, {source: blocks} if source and blocks else {})
         told = {PULLED_HEADER: str(blocks), CACHED_HEADER: str(matched)}
         self.log.note(call, plan, 200, self.now, first_byte_s=first, told=told)
         self.past.answered("forwarded" if plan.hops else "local", first)

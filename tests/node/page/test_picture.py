@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip import MemberState
+from kvmigrate.pull import MAX_SOURCES
 from node import flows, history
-from node.flows import Flows, blocks_in
+from node.flows import Flows, pulled_in
 from node.history import History
 from node.plan import Plan, RouteOptions
 from node.policy.base import CandidateCost
 from node.prompt import ParsedRequest
 from node.relay.call import Call
 from node.relay.forward import CACHED_HEADER, PULLED_HEADER
+from node.wire import NAME
 from tests.node.fakes.client import ask, connect
 from tests.node.fakes.cluster import cluster
 from tests.node.http.bodies import CHAT, chat
@@ -89,18 +91,25 @@ def test_history_is_bounded_in_steps_and_in_times() -> None:
 
 def test_flows_count_pairs_and_forget_the_quietest() -> None:
     seen = Flows()
-    seen.opened(plan(source="c"), 5)
-    seen.opened(plan(source="c"), 2)
-    seen.opened(plan(target="a", source=None), 0)
-    assert seen.forwards() == [("a", "b", 2)] and seen.pulls() == [("c", "b", 7)]
+    seen.opened(plan(source="c"), {"c": 5, "d": 1})
+    seen.opened(plan(source="c"), {"c": 2})
+    seen.opened(plan(target="a", source=None), {})
+    assert seen.forwards() == [("a", "b", 2)] and seen.pulls() == [("d", "b", 1), ("c", "b", 7)]
     for index in range(flows.MAX_PAIRS):
-        seen.opened(plan(target=f"n{index}"), 0)
+        seen.opened(plan(target=f"n{index}"), {})
     assert len(seen.forwards()) == flows.MAX_PAIRS and ("a", "b", 2) not in seen.forwards()
 
 
-@given(st.text(max_size=30))
-def test_what_a_peer_says_about_blocks_is_a_number_in_range_or_nothing(text: str) -> None:
-    assert 0 <= blocks_in([("X-Grapevine-Pulled-Blocks", text)]) <= flows.MAX_BLOCKS
+@given(st.text("ab=, 019é-", max_size=60))
+def test_what_a_peer_says_about_blocks_is_numbers_in_range_or_nothing(text: str) -> None:
+    told = pulled_in([("X-Grapevine-Pulled-From", text)])
+    assert len(told) <= MAX_SOURCES
+    assert all(NAME.fullmatch(name) and 0 < blocks <= flows.MAX_BLOCKS for name, blocks in told.items())
+
+
+def test_blocks_are_told_by_the_node_that_gave_them() -> None:
+    assert pulled_in([("x-grapevine-pulled-from", "a=12, gpu-3.x=9")]) == {"a": 12, "gpu-3.x": 9}
+    assert pulled_in([("x-grapevine-pulled-blocks", "12")]) == {}
 
 
 def test_a_hundred_nodes_are_a_small_tick() -> None:
