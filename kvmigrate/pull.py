@@ -311,7 +311,7 @@ class Pull:
                 most_blocks=messages.MAX_FETCH // ranks,
                 most_s=RUN_S if self._several else math.inf,
             )
-            attempt.transport = transport
+            attempt.joined, attempt.transport = True, transport
             self._changed.notify_all()
         self._on_news()
         return True
@@ -340,13 +340,13 @@ class Pull:
             )
 
     def end(self) -> set[int]:
-        """Take no more blocks; returns the sources whose threads have something to give back.
+        """Take no more blocks; returns the sources that have joined and whose threads are not done.
 
         Those that have blocks under way give up at once. Others end what they are at by themselves: see `cut`.
         """
         with self._changed:
             self._ended = True
-            working = [attempt for attempt in self._attempts if attempt.transport is not None]
+            working = [attempt for attempt in self._attempts if attempt.joined and attempt not in self._parts]
             for attempt in working:
                 if self._split.busy(attempt.number):
                     attempt.cut()
@@ -465,6 +465,7 @@ class _Attempt:
         self.source = source
         self.started = started
         self.looked_up: float | None = None
+        self.joined = False
         self.idle_s = 0.0
         self.fetching: Fetching | None = None
         self.transport: Transport | None = None  #: while blocks may come over it

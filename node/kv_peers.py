@@ -94,7 +94,9 @@ def _say(name: str, part: Part, rest: str) -> None:
         level = logging.INFO if part.blocks else logging.DEBUG
         _log.log(level, "pulled from %s (%s): %s", name, part.way or "nothing to fetch", came)
     else:
-        _log.warning("pull from %s ended early: %s; %s, %s", name, told(part), came, rest)
+        # That others were faster costs nobody anything.
+        level = logging.INFO if part.reason is Reason.SLOW else logging.WARNING
+        _log.log(level, "pull from %s ended early: %s; %s, %s", name, told(part), came, rest)
 
 
 def _shown(peer: _Peer) -> dict[str, object]:

@@ -108,6 +108,8 @@ class Pulls:
             name = names[part.address]
             if part.blocks:
                 self.rates.pulled(name, part.bytes, part.seconds, part.lookup_s)
+            elif part.reason in (Reason.SLOW, Reason.STALLED):  # all of that time it took to begin
+                self.rates.pulled(name, 0, part.seconds, part.seconds)
             self.peers.note(name, part, whole=whole)
             self._metrics.pulled_way(part.way, part.bytes)
 

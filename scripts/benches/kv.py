@@ -1,4 +1,5 @@
-"""KV blocks between two pools: over TCP against this machine's own limit, on the same host, lookups, the node's loop.
+"""KV blocks between two pools: over TCP against this machine's own limit, on the same host, from two sources at once,
+lookups, the node's loop.
 
 Two processes with real pools on loopback. The limit is a minimal sendall / recv_into program without digests over one
 connection, measured before or after each pull in turn, so that both see the same machine: once from one buffer into one
@@ -16,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benches import kv_libraries
+from benches import kv_libraries, kv_several
 from benches.child import Child
 from benches.kv_pair import Pair, no_digests
 from benches.result import Result
@@ -28,6 +29,7 @@ TARGETS = {
     **{f"pull_over_tcp_limit_{size}": (">=", 0.6) for size in LARGE},
     **{f"same_host_gb_s_{size}": (">=", 8.0) for size in ("1m", "3m")},
     **kv_libraries.TARGETS,
+    **kv_several.TARGETS,
     "lookup_first_block_ms": ("<=", 2.0),
     "lookup_1000_ms": ("<=", 5.0),
     "loop_blocked_max_ms": ("<=", 5.0),
@@ -56,6 +58,7 @@ def run(options: argparse.Namespace) -> Result:
                 asyncio.run(_rates(result, source, directory, size, block_bytes, pairs))
             asyncio.run(_lookups(result, source, directory, 10 * pairs))
             asyncio.run(_encrypted(result, source, directory, pairs))
+            asyncio.run(kv_several.several(result, directory, pairs))
             for library in kv_libraries.LIBRARIES:
                 asyncio.run(kv_libraries.compare(result, source, directory, library, pairs))
     result.note("tcp_limit: sendall / recv_into, one buffer each; same_memory: through as much memory as the blocks")

@@ -1,7 +1,7 @@
 """The source of `benches.kv`, a process of its own: a pool that is served, and the minimal TCP program beside it.
 
-Commands, one a line: `fill BLOCK_BYTES COUNT DIGESTS ENCRYPT`, `cpu`, `watch` and `loop` (how late the event loop was
-since then).
+Commands, one a line: `fill BLOCK_BYTES COUNT DIGESTS ENCRYPT`, `pace BYTES_S`, `cpu`, `watch` and `loop` (how late the
+event loop was since then).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ NO_DIGEST = bytes(DIGEST_BYTES)
 #: How often the event loop is looked at, seconds.
 TICK_S = 0.001
 IDLE_TICK_S = 0.05
+SO_MAX_PACING_RATE = 47  # Linux; `socket` does not name it
 
 
 @functools.cache
@@ -93,6 +94,8 @@ class Source:
         match words:
             case ["fill", block_bytes, count, digests, encrypt]:
                 return self._fill(int(block_bytes), int(count), digests=digests == "1", encrypt=encrypt == "1")
+            case ["pace", rate]:
+                return self._pace(int(rate))
             case ["cpu"]:
                 return time.process_time()
             case ["watch"]:
@@ -126,6 +129,13 @@ class Source:
         self._server = TransferServer(self._pool, hashes, SECRET, LABEL, encrypt=encrypt)
         self._server.start()
         return {"port": self._server.port, "plain": int(self._listener.getsockname()[1])}
+
+    def _pace(self, rate: int) -> None:
+        """Have the kernel send no faster than so many bytes per second, on each connection."""
+        assert self._server is not None and self._server._listener is not None
+        self._server._listener.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)  # new ones inherit it
+        for transport in list(self._server._open):
+            transport.socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
 
     def _serve_plain(self) -> None:
         """The minimal program: sendall."""

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from node.flows import pulled_from
 from tests.e2e.client import NAMES, OPERATOR, Client, prose, until
 from tests.e2e.pools import PoolBytes, reset_engine_cache
 from tests.waiting import PATIENCE_S
@@ -56,6 +57,35 @@ async def test_a_pulled_prompt_is_not_computed_again_and_has_the_answer_of_a_loc
     print(
         f"cold {cold_there.first_token_s:.2f} s, local {local.first_token_s:.2f} s, pulled {pulled.first_token_s:.2f} s"
     )
+
+
+async def test_a_prefix_that_two_nodes_hold_is_pulled_from_both(client: Client) -> None:
+    """The last block of the first one is bad: however fast it is, the other one has to give that."""
+    prompt = prose(11, LONG_WORDS)
+    at_red, at_blue = {"x-grapevine-force-target": "red"}, {"x-grapevine-force-target": "blue"}
+    await client.complete("red", prompt, headers=at_red)
+    local = await client.complete("red", prompt, headers=at_red)
+    await client.knows_holder("blue", prompt, "red")
+    from_red = {"x-grapevine-force-source": "red", **OPERATOR}
+    assert (await client.complete("blue", prompt, headers={**at_blue, **from_red})).pulled >= 20
+    for holder in ("red", "blue"):
+        await client.knows_holder("green", prompt, holder)
+    pool = await PoolBytes.of(client, "red")
+    pool.flip(list(pool.blocks().values())[-1])
+    pool.close()
+    before = {name: await blocks_served(client, name) for name in ("red", "blue")}
+    reply = await client.complete("green", prompt, headers={"x-grapevine-force-target": "green", **from_red})
+    assert (reply.text, reply.pulled >= 20) == (local.text, True)
+    given = pulled_from(reply.headers["x-grapevine-pulled-from"])
+    assert given.keys() == {"red", "blue"} and sum(given.values()) == reply.pulled
+    for name, blocks in given.items():
+        assert await blocks_served(client, name) >= before[name] + blocks
+    await at_rest(client, *NAMES)
+
+
+async def blocks_served(client: Client, name: str) -> int:
+    served = (await client.state(name))["kv"]["served"]
+    return int(served["blocks"]) + int(served["pinned_blocks"])
 
 
 async def test_a_node_that_lacks_the_prefix_pulls_it_without_being_told_when_that_is_cheaper(client: Client) -> None:

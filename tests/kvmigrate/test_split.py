@@ -184,6 +184,15 @@ def test_what_is_behind_a_hole_is_never_more_than_what_is_under_way(blocks: int,
     assert pulled.beyond <= ahead
 
 
+@settings(max_examples=20)
+@given(st.floats(0.2 * GB_S, GB_S))
+def test_the_front_is_not_the_last_to_arrive_where_its_source_is_late(rate: float) -> None:
+    blocks = int(0.6 * rate / MB)  # so many that the other one is busy for 0.6 s
+    pulled = Pulled(MB, [Peer(blocks, rate, stops_at=0.0), Peer(blocks, rate)]).run()
+    late_s = 2 * DEPTH * max(RUN_S, RUN_BYTES / rate) + GRACE_S
+    assert pulled.beyond <= late_s * rate / MB + 2 * DEPTH * RUN_BYTES // MB
+
+
 def test_what_only_one_reaches_is_begun_at_once_when_it_would_take_longest() -> None:
     """From the front on alone it would take 75 units of time."""
     pulled = Pulled(MB, [Peer(50, GB_S), Peer(100, GB_S)]).run()
