@@ -261,6 +261,17 @@ async def test_a_flipped_bit_is_told_to_its_source_and_the_block_comes_from_the_
     assert a.server.stats().corrupt == 1
 
 
+async def test_what_a_bad_source_still_sends_is_not_waited_for_long(
+    serve: Callable[..., Server], target: Target
+) -> None:
+    bad, good = serve(rate=RATE / 40), serve()  # it sends what it was asked for in three seconds
+    flip(bad.pool, block_hash(0))
+    result = await target.pull([bad.source(), good.source()])
+    assert (result.reason, result.blocks) == (Reason.COMPLETE, BLOCKS)
+    assert target.took_s < 2.0
+    target.holds(BLOCKS)
+
+
 def liar(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
     """Every block under its right digest with another one's bytes."""
     data = content(block_hash(99))
@@ -439,8 +450,10 @@ async def elsewhere(directory: Path, n: int) -> AsyncIterator[tuple[asyncio.subp
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "the other"])
 async def test_a_source_that_is_killed_or_stopped_midway_is_replaced_by_the_other(
-    tmp_path: Path, serve: Callable[..., Server], target: Target, sign: signal.Signals, first: bool
-) -> None:
+    tmp_path: Path, serve: Callable[..., Server], target: Target, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals,
+    *, first: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(crew, "DRAIN_S", 60.0)  # it has nothing to end by itself
     good = serve()
     async with elsewhere(tmp_path / "source", BLOCKS) as (process, bad):
         asked = [bad, good.source()] if first else [good.source(), bad]
