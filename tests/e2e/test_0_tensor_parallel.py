@@ -15,8 +15,9 @@ import pytest_asyncio
 import randommodel
 from localcluster import LocalCluster
 
-from tests.e2e.client import OPERATOR, PATIENCE_S, Client, prose
+from tests.e2e.client import OPERATOR, Client, prose
 from tests.e2e.pools import PoolBytes, reset_engine_cache
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
