@@ -71,6 +71,15 @@ class SegmentedLru:
         return len(self._protected)
 
     @property
+    def unproven(self) -> int:
+        """How many keys are not: nobody came back for them, or not for long."""
+        return len(self._probation)
+
+    def is_unproven(self, key: bytes) -> bool:
+        """Whether a key is one of those."""
+        return key in self._probation
+
+    @property
     def remembered(self) -> int:
         """How many victims are remembered."""
         return len(self._victims)

@@ -21,7 +21,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ from .fingerprint import NO_FINGERPRINT
 from .layout import FINGERPRINT_BYTES, HASH_BYTES, FileHeader, Geometry
 from .leases import MAX_BYTES_PER_PEER, PEER_SHARE, Lease, LeaseBook
 from .pool_file import PoolFile
-from .pool_types import Block, Cleared, Committed, Evicted, PoolEvent, PoolStats, Slot
+from .pool_types import Block, Cleared, Committed, Evicted, PoolEvent, PoolStats, Room, Slot
 from .slot_table import SlotTable
 
 #: At most this part of a pool takes memory before it is needed.
@@ -247,6 +247,12 @@ class BlockPool:
         """Return how often each block was used since it came; 0 for one that is not here."""
         with self._lock:
             return [self._table.lru.uses(block_hash) for block_hash in hashes]
+
+    def room(self, kept: Collection[bytes] = ()) -> Room:
+        """Return what could be stored without evicting a block that somebody came back for, or one of `kept`."""
+        with self._lock:
+            self._table.expire(self._clock())
+            return self._table.room(kept) if not self._closed else Room()
 
     # -- removing ------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .layout import SlotHeader
 
@@ -29,6 +30,13 @@ class Block:
     def header(self) -> SlotHeader:
         """Return the block's slot header."""
         return SlotHeader(self.generation, self.block_hash, self.rank, self.nbytes, self.digest)
+
+
+class Room(NamedTuple):
+    """Places for blocks: free ones, and those of blocks that nobody came back for."""
+
+    free: int = 0
+    cold: int = 0
 
 
 @dataclass(frozen=True, slots=True)

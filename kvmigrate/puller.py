@@ -144,13 +144,20 @@ class Puller:
     async def warm(self, address: str, max_bytes: int, deadline_s: float) -> WarmResult:
         """Copy what is used most at `address`, at most `max_bytes`; returns within `deadline_s` seconds.
 
-        One at a time: a second one is told that we are busy.
+        One at a time, of these and of `take`: a second one is told that we are busy.
         """
+        return await self._warm(lambda warming, deadline: warming.run(address, max_bytes, deadline), deadline_s)
+
+    async def take(self, address: str, chains: Sequence[messages.Chain], shared: int, deadline_s: float) -> WarmResult:
+        """Copy these chains from `address` as far as they fit (`Warming.take`); returns within `deadline_s` seconds."""
+        return await self._warm(lambda warming, deadline: warming.take(address, chains, shared, deadline), deadline_s)
+
+    async def _warm(self, copy: Callable[[Warming, Deadline], WarmResult], deadline_s: float) -> WarmResult:
         if self._closed or self._warming:
             return WarmResult(Reason.BUSY)
         deadline = Deadline(self._clock, deadline_s, self._limits.stall_s)
         warming = Warming(self._pool, self._dialer, lambda: Pull(self._means), self._begin_s)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, warming.run, address, max_bytes, deadline)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, copy, warming, deadline)
         self._warming.add(work)
         work.add_done_callback(self._warming.discard)
         try:

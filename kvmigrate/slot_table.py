@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from .errors import InvariantError
 from .layout import FileHeader
 from .leases import Lease, LeaseBook
 from .lru import SegmentedLru
-from .pool_types import Block, Committed, Evicted, PoolEvent, Slot
+from .pool_types import Block, Committed, Evicted, PoolEvent, Room, Slot
 
 #: One writer may hold this part of the slots, all writers together twice that part.
 GRANT_SHARE: Final = 4
@@ -250,6 +250,11 @@ class SlotTable:
     def free(self) -> int:
         """Slots that can be granted without evicting."""
         return len(self._free) + self._fresh + len(self._backing)
+
+    def room(self, kept: Collection[bytes]) -> Room:
+        """Blocks that fit into free slots, and into those that would be evicted first: what is leased is not."""
+        cold = self.lru.unproven - sum(map(self.lru.is_unproven, kept)) - len(self.leases)
+        return Room(self.free // self.ranks, max(0, cold))
 
     @property
     def partial(self) -> int:

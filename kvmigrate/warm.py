@@ -1,11 +1,12 @@
-"""Copy what is used most at a source into our pool, chain by chain, until the limit or the deadline.
+"""Copy chains from a source into our pool, one after the other, until the limit or the deadline.
 
-What is here already costs a lookup and no transfer, so a copy that was cut short is continued by asking again.
+Either what is used most there (`run`), or what it offers because it is about to go (`take`). What is here already costs
+a lookup and no transfer, so a copy that was cut short is continued by asking again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ from . import messages
 from .dialer import Dialer
 from .errors import KvError, RemoteError
 from .pool import BlockPool
+from .pool_types import Room
 from .pull import Ask, Part, Pull, Reason, Source
 from .transport import Deadline, unexpected
 
@@ -60,6 +62,33 @@ class Warming:
             return WarmResult(Reason.UNREACHABLE, detail=str(error))
         return self._copy(address, chains, deadline)
 
+    def take(self, address: str, chains: Sequence[messages.Chain], shared: int, deadline: Deadline) -> WarmResult:
+        """Copy these chains as far as there is room; never raises for anything that a source or the network does.
+
+        Only the first `shared` of them may take the place of blocks that nobody came back for.
+        """
+        if not self._pool.header.geometry.slots:
+            return WarmResult(Reason.UNCONFIGURED)
+        for chain in reversed(chains):  # what is here of them is not what is evicted for the rest
+            self._pool.touch(chain.hashes, use=False)
+        kept = {block for chain in chains for block in chain.hashes}
+        left, parts, full = sum(spare(self._pool, kept=kept)), list[Part](), False
+        for place, chain in enumerate(chains):
+            free, cold = spare(self._pool, left, kept)
+            here = self._held(chain)
+            fits = here + free + (cold if place < shared else 0)
+            full = full or fits < len(chain.hashes)
+            if min(fits, len(chain.hashes)) == here:
+                continue
+            if deadline.left() <= 0:
+                return self._result(Reason.DEADLINE, chains, parts)
+            part = self._new_pull().attempt(Source(address), _find(chain.hashes[:fits]), deadline)
+            parts.append(part)
+            left -= part.blocks
+            if part.reason not in _GO_ON:
+                return self._result(part.reason, chains, parts)
+        return self._result(Reason.FULL if full else Reason.COMPLETE, chains, parts, whole=not full)
+
     def _hottest(self, address: str, blocks: int, deadline: Deadline) -> Sequence[messages.Chain]:
         transport, answer = self._dialer.ask(address, messages.Hot(blocks), deadline)
         if isinstance(answer, messages.Chains):
@@ -71,7 +100,7 @@ class Warming:
     def _copy(self, address: str, chains: Sequence[messages.Chain], deadline: Deadline) -> WarmResult:
         parts: list[Part] = []
         for chain in chains:
-            if len(self._pool.lookup(chain.hashes, use=False)) == len(chain.hashes):
+            if self._held(chain) == len(chain.hashes):
                 continue
             if deadline.left() <= 0:
                 return self._result(Reason.DEADLINE, chains, parts)
@@ -99,8 +128,21 @@ class Warming:
 
     def _here(self, chain: messages.Chain) -> messages.Chain:
         """Cut a chain to the blocks that are here, and to the chunks that these cover."""
-        held = len(self._pool.lookup(chain.hashes, use=False))
+        held = self._held(chain)
         return messages.Chain(chain.hashes[:held], tuple(label for label in chain.labels if 0 < label.end <= held))
+
+    def _held(self, chain: messages.Chain) -> int:
+        """Blocks from its front on that are here."""
+        return len(self._pool.lookup(chain.hashes, use=False))
+
+
+def spare(pool: BlockPool, most: int | None = None, kept: Collection[bytes] = ()) -> Room:
+    """Places for blocks of others: what nobody misses but `kept`, `most` of them or a part of the pool."""
+    geometry = pool.header.geometry
+    most = geometry.slots // geometry.ranks // POOL_SHARE if most is None else most
+    room = pool.room(kept)
+    free = min(room.free, most)
+    return Room(free, min(room.cold, most - free))
 
 
 def _find(hashes: Sequence[bytes]) -> Ask:

@@ -39,6 +39,9 @@ from node.http.server import HttpServer, Routes
 from node.http.signature import PeerSigner
 from node.keys import USE_TRANSFERS, NodeKeys
 from node.kv import KvSide
+from node.kv_heirs import Heirs
+from node.kv_offering import Offering
+from node.kv_rescue import Rescue
 from node.load import LoadVector
 from node.meta import NodeMeta
 from node.meter import LoadMeter
@@ -161,7 +164,8 @@ class Node:
         self.policy = make_policy(settings.policy)
         self.dispatcher = self._make_dispatcher()
         self.host = HostFacts()
-        self.drainer = Drain(self.admission, self.handovers, publish=self.reporter.tick, clock=clock)
+        self.rescue = self._make_rescue()
+        self.drainer = self._make_drain()
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
 
@@ -385,6 +389,29 @@ class Node:
             learn_ratio=self.registry.roster.learn_ratio,
             on_engine=self.reporter.on_connector,
             on_lookup=_untold if self.tracing is None else self.tracing.looked_up,
+            clock=self._clock,
+        )
+
+    def _make_rescue(self) -> Rescue:
+        rescue = Rescue(
+            self.settings.name,
+            pool=lambda: self.kv.pool,
+            prefixes=self.kv.digest,
+            cluster=Heirs(self.registry),
+            offer=Offering(self.settings.name, self.client, self.deadlines, peer_of=self.registry.meta),
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+        self.registry.subscribe(rescue.stir)
+        return rescue
+
+    def _make_drain(self) -> Drain:
+        return Drain(
+            self.admission,
+            self.handovers,
+            self.rescue,
+            copy_s=self.settings.drain_copy_s,
+            publish=self.reporter.tick,
             clock=self._clock,
         )
 

@@ -22,13 +22,16 @@ from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_file import remove_stale_files
+from kvmigrate.pull import Reason
 from kvmigrate.puller import Puller, WarmResult
 from kvmigrate.reserve import Reserve
 from kvmigrate.server import TransferServer
+from kvmigrate.warm import spare
 from node import kv_state
 from node.digest import Changes, PrefixDigest
 from node.flights import MAX_FLIGHTS, Flight, Flights
 from node.kv_digest import SharedDigest
+from node.kv_offer import Offer, Taken
 from node.kv_pulling import Pulling, begin
 from node.kv_pulls import Pulls, pull_deadline
 from node.kv_spill import Spill
@@ -238,6 +241,23 @@ class KvSide:
         self.digest.adopt(result.chains)
         await self.link.flush()
         return result
+
+    async def take(self, source: str, offer: Offer) -> Taken:
+        """Copy what a node that is about to go offers, as far as it fits; without chains only tell of the room."""
+        address, pool, link = self._address_of(source), self.pool, self.link
+        if self.puller is None or link is None or pool is None:
+            return Taken(Reason.UNCONFIGURED, "it has no KV pool")
+        if address is None or source == self.settings.name:
+            return Taken(Reason.UNREACHABLE, f"it knows no live node {source} that serves KV blocks")
+        if not offer.chains:
+            return Taken(Reason.NOTHING, room=spare(pool))
+        result = await self.puller.take(address, offer.chains, offer.shared, offer.seconds)
+        self._pulls.note_parts({address: source}, result.parts)
+        self._metrics.taken.inc(result.blocks)
+        self.digest.adopt(result.chains)
+        await link.flush()
+        held = [len(pool.lookup(chain.hashes, use=False)) for chain in offer.chains]
+        return Taken(result.reason, result.detail, result.blocks, result.bytes, held, spare(pool))
 
     # --- what the engine reports
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from kvmigrate.messages import Chain
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Cleared, Evicted, PoolEvent
+from kvmigrate.rescue import Wish
 from node.digest import Changes, PrefixDigest
 from node.flights import Flight
-from node.kv_hot import Prefix, hottest, shared
+from node.kv_hot import Prefix, hottest, shared, wishes
 
 #: Evicted blocks that wait for the event loop; beyond it the digest is emptied.
 MAX_EVICTIONS = 1 << 16
@@ -136,6 +137,13 @@ class SharedDigest:
         with self._lock:
             runs = self._digest.runs()
         return hottest(runs, pool.uses, blocks) if pool is not None else []
+
+    def wishes(self) -> list[Wish]:
+        """What should outlive this node, the hottest first (`node.kv_hot.wishes`)."""
+        pool = self._pool
+        with self._lock:
+            runs = self._digest.runs()
+        return wishes(runs, pool.uses) if pool is not None else []
 
     def _on_pool(self, event: PoolEvent) -> None:
         """Called under the pool's lock."""

@@ -6,10 +6,11 @@ then whole, the most recent first. So system prompts and documents come before s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvmigrate.messages import MAX_CHAINS, MAX_ENTRIES, Chain, Label
+from kvmigrate.rescue import Wish
 
 #: Uses that make a prefix shared: the request that brought it is one.
 SHARED_USES = 2
@@ -42,10 +43,36 @@ def shared(runs: Iterable[Run], uses: Uses) -> list[Prefix]:
     return sorted(found, key=lambda prefix: -prefix.uses)  # stable: the most recent first among equals
 
 
+def prefixes(runs: Sequence[Run], uses: Uses) -> Iterator[Prefix]:
+    """All of them, the hottest first."""
+    yield from shared(runs, uses)
+    yield from (prefix for prefix in (_part(run, uses, 1) for run in runs) if prefix is not None)
+
+
 def hottest(runs: Sequence[Run], uses: Uses, blocks: int) -> list[Chain]:
     """Chains of at most so many different blocks in all, the hottest first; within the limits of one message."""
-    whole = (prefix for prefix in (_part(run, uses, 1) for run in runs) if prefix is not None)
-    return list(_within([*shared(runs, uses), *whole], blocks))
+    return list(_within(prefixes(runs, uses), blocks))
+
+
+def wishes(runs: Sequence[Run], uses: Uses) -> list[Wish]:
+    """What a node that is about to go would leave to others, the hottest first, each with the chunks of its front.
+
+    A chunk is known with the prompt that brought it last, and who takes over a prompt without its first chunks is not
+    found by them.
+    """
+    ends: dict[bytes, list[Label]] = {}
+    for hashes, labels in runs:
+        for label in labels:
+            ends.setdefault(hashes[label[1] - 1], []).append(Label(*label))
+    return [_wish(prefix, ends) for prefix in prefixes(runs, uses)]
+
+
+def _wish(prefix: Prefix, ends: Mapping[bytes, list[Label]]) -> Wish:
+    hashes, labels = prefix.chain
+    own = {label.chunk for label in labels}
+    before = labels[0].end
+    front = (label for block in hashes[:before] for label in ends.get(block, ()) if label.chunk not in own)
+    return Wish(prefix.chain, prefix.uses >= SHARED_USES, front=tuple(front))
 
 
 def _part(run: Run, uses: Uses, least: int) -> Prefix | None:

@@ -35,7 +35,7 @@ RETRIES = ("busy", "longer", "refused", "failed")
 DENIALS = ("line", "waited", "displaced", "deadline")
 BREAKS = ("client", "target")
 RESULTS = ("carried", "failed")
-REMOTE_ERRORS = ("signature", "plan", "body", "gist", "chunks", "meta", "row", "model")
+REMOTE_ERRORS = ("signature", "plan", "body", "gist", "chunks", "meta", "row", "model", "offer")
 ADMIN = ("done", "refused")
 #: Of answers there may be any status; these are usual.
 ANSWERS = (("local", "200"), ("forwarded", "200"), ("refused", "429"), ("refused", "503"))
@@ -134,6 +134,10 @@ class Metrics:
             registry=r,
         )
         self.warmed = Counter("grapevine_warmed_blocks", "KV blocks copied to warm this node.", registry=r)
+        self.rescued = Counter(
+            "grapevine_rescued_blocks", "KV blocks that peers took over while this node was drained.", registry=r
+        )
+        self.taken = Counter("grapevine_taken_blocks", "KV blocks taken over from nodes that were drained.", registry=r)
         self.restored = Counter(
             "grapevine_restored_blocks", "KV blocks read back from the spill file at the start.", registry=r
         )

@@ -53,6 +53,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "kv_spill_gib": (0.001, 16_384),
     "engine_start_timeout_s": (1, 86_400),
     "stop_grace_s": (0, 3600),
+    "drain_copy_s": (0, 3600),
 }
 
 
@@ -127,6 +128,11 @@ class Settings:
         "Directory on a disk: the pool's blocks are written there when the node is stopped, and read back at its next "
         "start. Default: none, the pool of a stopped node is lost.",
         metavar="DIRECTORY",
+    )
+    drain_copy_s: float = key(
+        10.0,
+        "Most seconds of a stop or a drain, and at most half of its time, in which KV blocks that no other node holds "
+        "are copied to peers. 0: none are.",
     )
     kv_spill_gib: float = key(16.0, "Largest file in --kv-spill-dir, GiB; the most used blocks are written first.")
     workers: int = key(

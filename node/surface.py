@@ -18,6 +18,7 @@ from node.http.page import PageRoutes, build_of, page_files
 from node.http.peer import PeerRoutes
 from node.http.server import Routes
 from node.http.state import StateRoutes
+from node.http.take import TakeRoute
 from node.metrics import Sample
 from node.picture import Picture
 from node.relay.local import Engine
@@ -45,23 +46,25 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
     openai = OpenAi(
         settings, registry, node.dispatcher, bodies=bodies, access=node.access, tracing=node.tracing, clock=clock
     )
+    peer = PeerRoutes(
+        settings,
+        registry=registry,
+        signer=node.signer,
+        local=node.guests,
+        metrics=metrics,
+        deadlines=node.deadlines,
+        bodies=bodies,
+        handovers=node.handovers,
+        vector=node.reporter.vector,
+        queued_ms=lambda: node.meter.queued_ms(clock()),
+        tracing=node.tracing,
+        clock=clock,
+    )
     return Routes(
         openai=openai,
         explain=Explain(openai, node.dispatcher, metrics.log, clock),
-        peer=PeerRoutes(
-            settings,
-            registry=registry,
-            signer=node.signer,
-            local=node.guests,
-            metrics=metrics,
-            deadlines=node.deadlines,
-            bodies=bodies,
-            handovers=node.handovers,
-            vector=node.reporter.vector,
-            queued_ms=lambda: node.meter.queued_ms(clock()),
-            tracing=node.tracing,
-            clock=clock,
-        ),
+        peer=peer,
+        take=TakeRoute(peer, node.kv, draining=lambda: node.admission.draining, metrics=metrics),
         state=StateRoutes(
             settings.name,
             settings.cluster,
@@ -70,6 +73,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             sections={
                 "gossip": lambda: gossip_state(node.gossip),
                 "queue": node.room.snapshot,
+                "drain": node.drain_status,
                 "kv": node.kv.snapshot,
                 "engine": node.engine.snapshot,
                 "hits": metrics.hits.snapshot,

@@ -86,7 +86,7 @@ STATUS = {
     "grapevine doctor --port 9000": {0, 1},
 }
 #: Blocks that look like none of the kinds and are none: the first words of each.
-TEXTS = ("1. A streamed chat", "# name   key ", '{"time":')
+TEXTS = ("1. A streamed chat", "# name   key ", '{"time":', "host-a is drained")
 
 
 @dataclass(slots=True)

@@ -76,6 +76,7 @@ class _Tracked:
     blocks_seen: int = 0  # full blocks already considered for saving
     started_at: float | None = None
     prefilled: bool = False
+    prefill_told: bool = False
     reported_blocks: int = 0
 
 
@@ -185,6 +186,8 @@ class SchedulerHalf:
         if tracked is None or tracked.rid is None:
             return
         self._reporting.discard(tracked.rid)
+        if tracked.prefilled and not tracked.prefill_told and request.num_tokens > request.num_prompt_tokens:
+            self._report_prefill(tracked, tracked.rid)  # its first token was its last: vLLM tells of the end first
         if tracked.prefilled:
             self._report_filled(tracked, tracked.rid, min(request.num_computed_tokens, request.num_tokens))
         self._reports.finished(tracked.rid)
@@ -243,6 +246,7 @@ class SchedulerHalf:
 
     def _report_prefill(self, tracked: _Tracked, rid: str) -> None:
         if tracked.started_at is not None:
+            tracked.prefill_told = True
             self._reports.prefilled(rid, self._clock() - tracked.started_at)
         self._report_filled(tracked, rid, tracked.request.num_prompt_tokens)
 

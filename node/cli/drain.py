@@ -123,8 +123,9 @@ class Named:
 def drain(timeout: float | None, as_json: bool, **which: Any) -> None:
     """Let the node NAME take no new work, and hand what it runs to its peers.
 
-    Streams move to peers; what cannot move is waited for. Then the node is idle, and stays a member: it still gives KV
-    blocks to peers, and its own clients are served through it. `grapevine join NAME` undoes it.
+    Streams move to peers; what cannot move is waited for. KV blocks that only this node holds are copied to peers. Then
+    the node is idle, and stays a member: it still gives KV blocks to peers, and its own clients are served through it.
+    `grapevine join NAME` undoes it.
     """
     meant = Named(**which)
     name, before = meant.name, meant.pauses()
@@ -138,7 +139,7 @@ def drain(timeout: float | None, as_json: bool, **which: Any) -> None:
     if as_json:
         click.echo(json.dumps({**status, **moved.as_dict()}))
     elif status["phase"] == "drained":
-        click.echo(f"{name} is drained after {status['since_s']:.1f} s; {moved}")
+        click.echo(f"{name} is drained after {status['since_s']:.1f} s; {moved}{_copied(status)}")
     if status["phase"] == "serving":
         raise Refused(f"somebody let {name} take work again")
     if status["phase"] == "overdue":
@@ -175,9 +176,10 @@ def leave(timeout: float | None, as_json: bool, **which: Any) -> None:
     seconds = time.monotonic() - began
     if as_json:
         told = {"name": name, "state": state or "unknown", "seconds": round(seconds, 1), **moved.as_dict()}
+        told["kv"] = status.get("kv")
         click.echo(json.dumps(told))
     else:
-        click.echo(f"{name} has left after {seconds:.1f} s; {moved}")
+        click.echo(f"{name} has left after {seconds:.1f} s; {moved}{_copied(status)}")
 
 
 @click.command()
@@ -243,9 +245,30 @@ def _progress(status: dict[str, Any], as_json: bool) -> None:
         return
     left = f", {status['left_s']:.0f} s left" if status["left_s"] else ""
     told = f"{status['name']}: {status['phase']}, {status['running']} run here, {status['movable']} can move{left}"
+    if status.get("copying") and (copied := _blocks(status)):
+        told += f", {copied} KV blocks copied"
     if status.get("leaving") and status.get("answering"):
         told += f"; {status['answering']} answers to finish"
     click.echo(f"\r\033[K{told}" if _terminal() else told, nl=not _terminal(), err=True)
+
+
+def _blocks(status: dict[str, Any]) -> int:
+    copied = (status.get("kv") or {}).get("copied") or {}
+    return sum(one["blocks"] for one in copied.values())
+
+
+def _copied(status: dict[str, Any]) -> str:
+    """What became of the KV blocks that only this node held; empty where there were none."""
+    kv = status.get("kv") or {}
+    copied, left = kv.get("copied") or {}, kv.get("left") or {}
+    lines = [
+        f"{one['blocks']} KV blocks ({one['bytes'] / 1e6:.1f} MB) that nobody else held are at {heir} now"
+        for heir, one in copied.items()
+    ]
+    lines += [f"{count} KV blocks that nobody else holds were not copied: {why}" for why, count in left.items()]
+    if left:
+        lines += [f"{heir} took none more: {why}" for heir, why in (kv.get("refused") or {}).items()]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _clear(as_json: bool) -> None:

@@ -23,6 +23,8 @@ from node.http.page import PageRoutes
 from node.http.peer import PeerRoutes
 from node.http.router import Router
 from node.http.state import StateRoutes
+from node.http.take import TakeRoute
+from node.kv_offer import TAKE_PATH
 from node.peers import PEER_PREFIX
 from node.relay.carry.marks import GONE_PATH
 
@@ -50,6 +52,7 @@ class Routes:
     openai: OpenAi
     explain: Explain
     peer: PeerRoutes
+    take: TakeRoute
     state: StateRoutes
     health: HealthRoutes
     admin: Admin
@@ -61,6 +64,7 @@ class Routes:
         router.add_prefix("/v1/", self.openai.serve)
         router.add_prefix(f"{PEER_PREFIX}/v1/", self.peer.serve)
         router.add("POST", PEER_PREFIX + GONE_PATH, self.peer.serve)
+        router.add("POST", PEER_PREFIX + TAKE_PATH, self.take.serve)
         for path in ("/tokenize", "/detokenize"):
             router.add_all(path, self.openai.serve)
             router.add_all(PEER_PREFIX + path, self.peer.serve)

@@ -86,10 +86,11 @@ class Client:
         self.model = model
 
     async def complete(
-        self, entry: str, prompt: str, *, max_tokens: int = 16, headers: dict[str, str] | None = None
+        self, entry: str, prompt: str, *, headers: dict[str, str] | None = None, max_tokens: int = 16, **more: object
     ) -> Reply:
         """A greedy streamed completion."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body |= more
         sent = time.monotonic()
         url = self.cluster[entry].url + "/v1/completions"
         async with self.session.post(url, json=body, headers=headers) as response:

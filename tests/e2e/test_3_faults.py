@@ -118,10 +118,18 @@ async def test_a_crashed_engine_is_restarted_while_its_node_answers_and_its_pool
     assert await client.metric("green", "grapevine_actual_cached_tokens_total") > cached, "the pool was not warm"
 
 
-async def test_a_node_that_is_stopped_leaves_at_once_and_leaves_nothing_behind(client: Client) -> None:
+async def test_a_node_that_is_stopped_leaves_at_once_and_what_it_alone_has_computed_to_its_peers(
+    client: Client,
+) -> None:
     node = client.cluster["blue"]
     assert node.process is not None
     engines = engine_processes(node.process.pid)
+    prompt, no_pull = prose(11, 900), {"x-grapevine-no-pull": "1"}
+    here = {"x-grapevine-force-target": "blue", **no_pull}
+    await client.complete("blue", prompt, headers=here)
+    local = await client.complete("blue", prompt, headers=here)
+    await client.knows_holder("red", prompt, "blue")
+    took = {name: await client.metric(name, "grapevine_taken_blocks_total") for name in ("red", "green")}
     await node.stop()
     assert node.process.returncode == 0
     assert [process for process in engines if process.is_running()] == []
@@ -131,5 +139,16 @@ async def test_a_node_that_is_stopped_leaves_at_once_and_leaves_nothing_behind(c
         assert member is None or member["state"] != "dead", "it was found dead: it had said nothing"
         return member is None or member["state"] == "left"
 
-    took = await until(gone, PATIENCE_S, "the others hear that the node left")
-    print(f"left in the other's view after {took:.1f} s")
+    after = await until(gone, PATIENCE_S, "the others hear that the node left")
+    print(f"left in the other's view after {after:.1f} s")
+
+    held = (await client.explain("green", prompt))["matched_chunks"]
+    assert held and "blue" not in held, "what it left is known before it is gone"
+    cached = {name: await client.metric(name, "grapevine_actual_cached_tokens_total") for name in took}
+    reply = await client.complete("green", prompt, headers={**no_pull, "x-grapevine-force-target": next(iter(held))})
+    assert (reply.status, reply.text) == (200, local.text)
+    heir = reply.target
+    found = await client.metric(heir, "grapevine_actual_cached_tokens_total") - cached[heir]
+    came = await client.metric(heir, "grapevine_taken_blocks_total") - took[heir]
+    print(f"{came:.0f} blocks were left to {heir}, which found {found:.0f} tokens of the prompt")
+    assert found >= 6 * 128 and came >= 6

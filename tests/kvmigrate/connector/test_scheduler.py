@@ -232,6 +232,18 @@ def test_the_story_of_a_request_is_reported_in_order(bench: Bench) -> None:
     assert (bench.half.waiting, bench.half.running) == (0, 0)
 
 
+def test_an_answer_of_one_token_reports_its_prefill_too(bench: Bench) -> None:
+    """vLLM tells of its end before it tells that the step is over."""
+    request = FakeRequest("r", 40, rid="abc")
+    bench.half.on_new_request(request)
+    bench.half.plan_step({"r": 40}, paged_blocks)
+    request.output_tokens, request.num_computed_tokens, bench.now = 1, 40, 1.5
+    bench.half.finished(request)
+    bench.half.step_done()
+    told = [("started", "abc", 40, 0, 0), ("prefilled", "abc", 1.5), ("filled", "abc", 2, 2 * BLOCK)]
+    assert bench.reports.seen == [*told, ("finished", "abc")]
+
+
 def test_an_aborted_request_reports_its_end_and_no_blocks(bench: Bench) -> None:
     request = FakeRequest("r", 40, rid="abc")
     bench.half.on_new_request(request)

@@ -1,4 +1,4 @@
-"""Runs `with_vllm.py` in a process of its own, where vLLM is installed."""
+"""Runs `with_vllm.py` and `with_scheduler.py` in a process of their own, where vLLM is installed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LIMIT_S = 300.0
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_the_connector_within_vllms_own_classes() -> None:
-    file = Path(__file__).with_name("with_vllm.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", str(file)]
+    files = [str(Path(__file__).with_name(name)) for name in ("with_vllm.py", "with_scheduler.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout and " skipped" not in done.stdout

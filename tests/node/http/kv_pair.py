@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from kvmigrate.link import messages as m
@@ -53,7 +54,7 @@ class Pair:
             rid = params["grapevine"]["rid"]
             pool = member.node.kv.pool
             assert pool is not None
-            hashes = kv.hashes_of(LONG, BLOCKS)
+            hashes = kv.hashes_of(json.dumps(exchange.received.json["messages"]).encode(), BLOCKS)
             here = len(pool.lookup(hashes, use=False))
             connector = self.connectors[member.name]
             connector.send(m.Started(rid, TOKENS, 0, here * kv.BLOCK_TOKENS))
