@@ -83,6 +83,11 @@ class LoadVector:
         return self.running + self.waiting
 
     @property
+    def prompts(self) -> int:
+        """Requests whose prompt is not computed yet: those that wait, and one more while a prompt is being computed."""
+        return self.waiting + (self.queued_ms > 0)
+
+    @property
     def prefill_tps(self) -> float:
         """Prompt tokens computed per second, for a prompt of usual length; 0 = not measured."""
         return self.prefill.tokens_per_s()

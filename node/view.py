@@ -113,6 +113,8 @@ class Typical:
 
     active: float = 0.0
     queued_ms: float = 0.0
+    #: Prompts not computed yet, of each node.
+    prompts: float = 0.0
     prefill: PrefillTime = UNMEASURED
     itl_ms: float = 0.0
     e2e_ms: float = 0.0
@@ -160,7 +162,9 @@ def typical_of(candidates: Iterable[Candidate]) -> Typical:
     return Typical(
         active=sum(load.running + load.waiting for load in loads) / count,
         queued_ms=sum(load.queued_ms for load in loads) / count,
-        prefill=_usual([(load.prefill, load.samples) for load in loads if load.prefill.measured]),
+        prompts=sum(load.prompts for load in loads) / count,
+        # Who has computed prompts and finished no request yet knows more than a prior.
+        prefill=_usual([(load.prefill, max(1.0, load.samples)) for load in loads if load.prefill.measured]),
         itl_ms=_mean([(gap_ms(load), load.samples) for load in loads if gap_ms(load) > 0]),
         e2e_ms=_mean([(load.e2e_p50_ms, load.samples) for load in loads if load.e2e_p50_ms > 0]),
         net=_mean([(rate, 1.0) for load in loads for rate in load.rates.values() if rate > 0]),
@@ -173,7 +177,7 @@ def gap_ms(load: LoadVector) -> float:
 
 
 def _usual(times: list[tuple[PrefillTime, float]]) -> PrefillTime:
-    if not sum(samples for _, samples in times):
+    if not times:
         return UNMEASURED
     return PrefillTime(*(_mean([(time[term], samples) for time, samples in times]) for term in range(3)))
 

@@ -7,8 +7,10 @@
     prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
     barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it
-    burden  = (WORK_SHARE + EVICT_SHARE * reuse) * (prefill - what it would be with the longest prefix of all nodes)
-            + COPY_SHARE * reuse * (prefill without the pull - prefill)
+    burden  = (1 + line * crowd) * (again + reuse * (again + copied))
+    again   = prefill - what it would be with the longest prefix of all nodes
+    copied  = prefill without the pull - prefill
+    line    = requests at the candidate whose prompt is not computed yet; crowd: the mean of that over all nodes
 
 Times of a candidate are its own, mixed with those typical for the model: where they rest on n recent requests, they
 count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and whom nobody used is tried again.
@@ -16,10 +18,13 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 The burden is what others pay: those who come later wait for work that need not have been done, and the copy it makes
 drives somebody's prefix out of the cache, to be computed again. Without it every full moment scatters conversations,
 which makes more work and fuller moments: on long prompts a cluster at 80 % of what it could do never recovers.
-At load r a second of work makes those behind it wait r / (1 - r) seconds in all: 2 at 67 %, 4 at 80 %. What a copy
-drives out, computed or pulled, is asked for again about as often as anything that is asked for is found: `reuse`, the
-share of recent prompts that somebody held. On long prompts that come again a cluster that takes copies for free has
-each prefix several times, and most of them nowhere; where little comes again, copies are cheap.
+- What a second of work costs the others. Everybody waits a second longer who comes to that node before it is idle again.
+  With `line` prompts before it these are line * r / (1 - r) at load r (the rest of a busy period of M/G/1), and r / (1 - r)
+  is how many prompts an M/M/1 queue holds on the average: `crowd`. The 1 stands for who comes while this work is done.
+- What a copy drives out, computed or pulled, is asked for again about as often as anything that is asked for is found:
+  `reuse`, the share of recent prompts that somebody held. On long prompts that come again a cluster that takes copies for
+  free has each prefix several times, and most of them nowhere; where little comes again, copies are cheap.
+So an idle node copies readily, whoever stands in line elsewhere, and where all have lines nobody does what is superfluous.
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
@@ -68,7 +73,7 @@ class CostConfig:
     #: Samples of which half is believed.
     few_samples: float = 10.0
     #: Up to so many candidates all contend; beyond, so many of the random ones that were drawn, and holders, do.
-    few: int = 4
+    few: int = 8
     sample: int = 2
     #: So many are drawn for it, but at most one node in so many: in a small cluster all entries would see the same.
     drawn: int = 8
@@ -88,12 +93,6 @@ class CostConfig:
     #: Gaps by which each active request delays ours.
     active_share: float = 2.0
     barrier_ms: float = 150.0
-    #: Times that work which a holder would spare counts beyond its own duration: for those who wait, and, by how much
-    #: is asked for again, for what it drives out.
-    work_share: float = 2.0
-    evict_share: float = 8.0
-    #: Times that work which a pull spares counts for what the copy drives out, by how much is asked for again.
-    copy_share: float = 2.0
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
 
@@ -211,6 +210,7 @@ class Cost:
         since = question.unseen.get(name, _NOTHING)
         left_ms = (load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)) - age_s * 1000
         queue_ms = (trust * left_ms if left_ms > 0 else 0.0) + (1 - trust) * typical.queued_ms + since.sent_ms
+        line = trust * load.prompts + (1 - trust) * typical.prompts + since.sent
         seen = load.running + load.waiting - since.finished
         if not candidate.is_self:
             trust = 0.5 ** (age_s / config.active_half_life_s)
@@ -230,15 +230,13 @@ class Cost:
         need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
         use = min(config.barrier_top, load.kv_use + need)
         barrier_ms = config.barrier_ms * use / (1 - use)
-        burden_ms = 0.0
+        again_ms = copied_ms = 0.0
         if most > cached:
-            spared_ms = prefill_ms - prefill.ms(most, question.prompt_tokens - most)
-            if spared_ms > 0:
-                burden_ms = (config.work_share + config.evict_share * question.reuse) * spared_ms
+            again_ms = prefill_ms - prefill.ms(most, question.prompt_tokens - most)
         if pull.tokens:
-            burden_ms += (
-                config.copy_share * question.reuse * (prefill.ms(held, question.prompt_tokens - held) - prefill_ms)
-            )
+            copied_ms = prefill.ms(held, question.prompt_tokens - held) - prefill_ms
+        superfluous_ms = again_ms + question.reuse * (again_ms + copied_ms)
+        burden_ms = (1 + line * typical.prompts) * superfluous_ms if superfluous_ms > 0 else 0.0
         return CandidateCost(
             name,
             hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,
