@@ -18,13 +18,14 @@ count n / (n + FEW_SAMPLES). So a bad beginning is not believed for long, and wh
 The burden is what others pay: those who come later wait for work that need not have been done, and the copy it makes
 drives somebody's prefix out of the cache, to be computed again. Without it every full moment scatters conversations,
 which makes more work and fuller moments: on long prompts a cluster at 80 % of what it could do never recovers.
-- What a second of work costs the others. Everybody waits a second longer who comes to that node before it is idle again.
-  With `line` prompts before it these are line * r / (1 - r) at load r (the rest of a busy period of M/G/1), and r / (1 - r)
-  is how many prompts an M/M/1 queue holds on the average: `crowd`. The 1 stands for who comes while this work is done.
+- What a second of work costs the others: everybody waits a second longer who comes to that node before it is idle
+  again. With `line` prompts before it these are line * r / (1 - r) at load r, as many as come during the rest of a busy
+  period of M/G/1; and r / (1 - r) is how many prompts an M/M/1 queue holds on the average, `crowd`. The 1 is for those
+  who come while the work itself is done.
 - What a copy drives out, computed or pulled, is asked for again about as often as anything that is asked for is found:
-  `reuse`, the share of recent prompts that somebody held. On long prompts that come again a cluster that takes copies for
-  free has each prefix several times, and most of them nowhere; where little comes again, copies are cheap.
-So an idle node copies readily, whoever stands in line elsewhere, and where all have lines nobody does what is superfluous.
+  `reuse`, the share of recent prompts that somebody held. On long prompts that come again a cluster that takes copies
+  for free has each prefix several times, and most of them nowhere; where little comes again, copies are cheap.
+So an idle node copies readily, whoever stands in line elsewhere; where all have lines nobody does what is superfluous.
 
 Rules against herding (every entry sees the same vectors, and all of them are old)
 1. A gossiped number is corrected by what this node did since it was true, and trusted by its age: half of it
@@ -39,7 +40,8 @@ Rules against herding (every entry sees the same vectors, and all of them are ol
    `node.decide`.
 
 Sources: SMG's least_load (queued tokens over throughput, k/(1-k)), Dynamo (prefill left after overlap), best of
-two choices with own sends (shared notes on routing).
+two choices with own sends (shared notes on routing). The price of work is the externality of a customer in a queue that
+is served in order (Haviv and Ritov, "Externalities, tangible externalities, and queue disciplines", 1998).
 """
 
 from __future__ import annotations

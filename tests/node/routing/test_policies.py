@@ -15,8 +15,8 @@ from node.models import ModelInfo
 from node.policy import POLICIES, CandidateCost, Choice, Policy, Question, make_policy
 from node.policy.cost import Cost, CostConfig
 from node.policy.pull import FAR_MS, PullModel
-from node.prefill import PrefillTime
-from node.view import PRIOR_REUSE, Candidate, Typical, Unseen
+from node.prefill import UNMEASURED, PrefillTime
+from node.view import PRIOR_REUSE, Candidate, Typical, Unseen, typical_of
 from tests.node.routing.building import MODEL, NOW, info, node
 
 
@@ -108,6 +108,20 @@ def test_a_prompt_takes_its_tokens_what_lies_before_each_and_a_fixed_time() -> N
     assert held.prefill_ms == pytest.approx(50 + 40 + 1e-4 * 400 * (600 + 200))
 
 
+def test_prompt_times_of_who_finished_no_request_yet_are_what_is_usual_where_nobody_knows_better() -> None:
+    first, unknown = node("a", prefill_tps=500.0, samples=0.0), node("b", samples=0.0)
+    assert typical_of([first, unknown]).prefill == first.load.prefill
+    sure = node("c", prefill_tps=100.0, samples=99.0)
+    assert typical_of([first, unknown, sure]).prefill.token_ms == pytest.approx(0.01 * 2 + 0.99 * 10)
+    assert typical_of([unknown]).prefill == UNMEASURED
+
+
+def test_the_usual_line_counts_prompts_that_wait_and_one_that_is_computed() -> None:
+    some = [node("a", waiting=3, queued_ms=9.0), node("b", queued_ms=9.0), node("c", running=5), node("d")]
+    assert [candidate.load.prompts for candidate in some] == [4, 1, 0, 0]
+    assert typical_of(some).prompts == 1.25
+
+
 def test_times_that_rest_on_few_requests_are_mixed_with_what_is_usual() -> None:
     typical = Typical(prefill=PrefillTime.of_rate(1000.0), itl_ms=20.0)
     for samples, share in ((0.0, 1.0), (10.0, 0.5), (100.0, 1 / 11)):
@@ -163,10 +177,30 @@ def test_computing_again_what_somebody_holds_costs_the_others_more_than_itself()
     # 1000 tokens at 500 a second: the holder of 800 spares 1600 ms, who has 200 himself would spare 1200 of them
     asked = {"matched_tokens": {"a": 800, "c": 200}}
     found = {name: terms(Cost(), node(name, prefill_tps=500.0), **asked) for name in ("a", "b", "c")}
-    share = CostConfig().work_share + CostConfig().evict_share * PRIOR_REUSE
-    assert share > 1 and [found[name].burden_ms for name in ("a", "b", "c")] == [0.0, share * 1600.0, share * 1200.0]
-    assert terms(Cost(), node("b", prefill_tps=500.0), **asked, reuse=0.0).burden_ms == CostConfig().work_share * 1600.0
+    share = 1 + PRIOR_REUSE
+    assert [found[name].burden_ms for name in ("a", "b", "c")] == [0.0, share * 1600.0, share * 1200.0]
+    assert terms(Cost(), node("b", prefill_tps=500.0), **asked, reuse=0.0).burden_ms == 1600.0
     assert terms(Cost(), node("b", prefill_tps=500.0)).burden_ms == 0.0
+
+
+def test_superfluous_work_costs_more_the_longer_the_line_there_and_everywhere() -> None:
+    def burden(line: int, crowd: float, **fields: object) -> float:
+        target = node("b", prefill_tps=500.0, waiting=line, **fields)
+        return terms(Cost(), target, matched_tokens={"a": 800}, typical=Typical(prompts=crowd)).burden_ms
+
+    alone = burden(0, 0.0)
+    assert burden(3, 0.0) == burden(0, 2.0) == alone > 0
+    assert burden(3, 2.0) == pytest.approx(7 * alone)
+    # One prompt is being computed besides those that wait; an old vector counts half, the rest is what is usual.
+    assert burden(3, 2.0, queued_ms=5.0) == pytest.approx(9 * alone)
+    assert burden(4, 2.0, age_s=8.0) == pytest.approx((1 + (4 / 2 + 2 / 2) * 2) * alone)
+
+
+def test_own_sends_that_a_vector_does_not_show_stand_in_the_line() -> None:
+    asked = {"matched_tokens": {"a": 800}, "typical": Typical(prompts=2.0)}
+    alone = terms(Cost(), node("b", prefill_tps=500.0), **asked).burden_ms
+    sent = terms(Cost(), node("b", prefill_tps=500.0), **asked, unseen={"b": Unseen(sent=3)})
+    assert sent.burden_ms == pytest.approx(7 * alone)
 
 
 def test_the_barrier_grows_near_a_full_cache() -> None:
@@ -225,8 +259,21 @@ def test_pulling_is_chosen_when_it_beats_computing_by_the_margin() -> None:
 
 def test_a_copy_costs_the_others_for_what_it_drives_out() -> None:
     cost = pulling(node("a", prefill_tps=400.0), node("b"))
-    assert cost.pulled_tokens == 800 and cost.burden_ms == pytest.approx(CostConfig().copy_share * PRIOR_REUSE * 2000.0)
+    assert cost.pulled_tokens == 800 and cost.burden_ms == pytest.approx(PRIOR_REUSE * 2000.0)
     assert pulling(node("a", prefill_tps=400.0), node("b"), reuse=0.0).burden_ms == 0.0
+    crowded = pulling(node("a", prefill_tps=400.0, waiting=3), node("b"), typical=Typical(prompts=2.0))
+    assert crowded.burden_ms == pytest.approx(7 * PRIOR_REUSE * 2000.0)
+
+
+def test_an_idle_node_copies_what_stands_behind_a_long_prompt_and_a_crowded_one_does_not() -> None:
+    # The holder has 3 s to go; fetching its 800 tokens takes 1.2 s where computing them would take 2.
+    holder, typical = node("b", prefill_tps=400.0, queued_ms=4_000.0), Typical(prompts=2.0)
+    fields: dict[str, object] = {"matched_tokens": {"b": 800}, "matched_chunks": {"b": 6}, "sources": (holder,)}
+    idle = node("a", prefill_tps=400.0)
+    choice = choose(Cost(pull=PULL), question(holder, idle, typical=typical, **fields))
+    assert (choice.target, choice.cost.source) == ("a", "b")
+    crowded = node("a", prefill_tps=400.0, waiting=2)
+    assert choose(Cost(pull=PULL), question(holder, crowded, typical=typical, **fields)).target == "b"
 
 
 def test_only_what_the_target_lacks_is_pulled() -> None:
@@ -288,8 +335,8 @@ def test_a_forced_source_is_used_whether_it_pays_or_not() -> None:
 
 def test_the_holder_wins_only_inside_its_cost() -> None:
     policy = Cost()
-    # Computing 800 tokens again takes as long as a queue of 800, and the others pay some times that.
-    even = 800 + round(800 * (CostConfig().work_share + CostConfig().evict_share * PRIOR_REUSE))
+    # Computing 800 tokens again takes as long as a queue of 800; the others pay for that and for what it drives out.
+    even = 800 + round(800 * (1 + PRIOR_REUSE))
     for queued, wins in ((0, "b"), (even - 100, "b"), (even + 100, "a")):
         holder = node("b", prefill_tps=500.0, queued_tokens=queued)
         other = node("a", prefill_tps=500.0)

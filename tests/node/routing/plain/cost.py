@@ -104,6 +104,7 @@ class PlainCost:
         queued_ms = load.queued_ms if load.prefill.measured else prefill.ms(0, load.queued_tokens)
         left_ms = max(0.0, queued_ms - age_s * 1000)
         queue_ms = trust * left_ms + (1 - trust) * typical.queued_ms + since.sent_ms
+        line = trust * load.prompts + (1 - trust) * typical.prompts + since.sent
         trust = 1.0 if candidate.is_self else 0.5 ** (age_s / self.config.active_half_life_s)
         active = trust * max(0, load.active - since.finished) + (1 - trust) * typical.active + since.sent
         slots = load.slots or PRIOR_SLOTS
@@ -120,11 +121,9 @@ class PlainCost:
         barrier_ms = self._barrier(candidate, question)
         best = max([cached, *question.matched_tokens.values()])
         spared_ms = prefill_ms - prefill.ms(best, max(0, question.prompt_tokens - best))
-        again = self.config.work_share + self.config.evict_share * question.reuse
-        burden_ms = again * max(0.0, spared_ms) if best > cached else 0.0
-        if pull.tokens:
-            alone_ms = prefill.ms(held, max(0, question.prompt_tokens - held))
-            burden_ms += self.config.copy_share * question.reuse * (alone_ms - prefill_ms)
+        again_ms = spared_ms if best > cached else 0.0
+        copied_ms = prefill.ms(held, max(0, question.prompt_tokens - held)) - prefill_ms if pull.tokens else 0.0
+        burden_ms = (1 + line * typical.prompts) * max(0.0, again_ms + question.reuse * (again_ms + copied_ms))
         return CandidateCost(
             name=candidate.name,
             total_ms=hop_ms + queue_ms + pull.ms + prefill_ms + decode_ms + barrier_ms + burden_ms,
