@@ -193,10 +193,10 @@ class LocalRunner:
 
     async def _open(self, work: Work, predicted_ms: float) -> Opened:
         call, plan = work.call, work.plan
-        load = self._meter.glance(self._clock(), ready=True, draining=False)
-        here_ms = load.queued_ms + self._meter.prefill.ms(0, plan.prompt_tokens)  # behind all that is queued
+        meter, now = self._meter, self._clock()
+        here_ms = max(0.0, meter.queued_ms(now)) + meter.prefill.ms(0, plan.prompt_tokens)  # behind all that is queued
         limit = self._deadlines.first_byte(
-            call.parsed, load, predicted_ms=max(predicted_ms, here_ms), prompt_tokens=plan.prompt_tokens
+            call.parsed, meter.speeds(now), predicted_ms=max(predicted_ms, here_ms), prompt_tokens=plan.prompt_tokens
         )
         headers: HeaderList = []
         if plan.source is not None and plan.source != plan.target:
