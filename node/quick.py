@@ -18,5 +18,5 @@ def quick(*classes: type[Any]) -> None:
         fields = [(field.name, field.type, copy.copy(field)) for field in dataclasses.fields(cls)]
         own = {"__post_init__": cls.__post_init__} if hasattr(cls, "__post_init__") else {}
         plain = dataclasses.make_dataclass(cls.__name__, fields, namespace=own, repr=False, eq=False, match_args=False)
-        cls.__init__ = plain.__init__
+        cls.__init__ = plain.__init__  # type: ignore[misc]
         del cls.__setattr__, cls.__delattr__

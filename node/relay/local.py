@@ -181,12 +181,9 @@ class LocalRunner:
         work = Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
         try:
             return await self._open(work, predicted_ms)
-        except UpstreamRefusedError as error:
-            work.end(False)
-            return Failed(plan.target, str(error), reached=False)
         except UpstreamError as error:
             work.end(False)
-            return Failed(plan.target, str(error), reached=True)
+            return Failed(plan.target, str(error), reached=not isinstance(error, UpstreamRefusedError))
         except BaseException:
             work.end(False)
             raise
