@@ -1,7 +1,8 @@
 """The last quarter of an hour of this node, in steps of two seconds: what its page draws.
 
 Nothing runs by a timer: an event opens the step that it falls into, a step without events is not kept. Bounded by
-`POINTS` steps and `MAX_TIMES` first bytes in each; in a step with more of them, the quantiles are of the first ones.
+`POINTS` steps, each of them a row of numbers, and by `MAX_TIMES` first bytes of the one that is running; in a step with
+more of them, the quantiles are of the first ones.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class History:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._steps: deque[Step] = deque(maxlen=POINTS)
+        self._past: deque[list[float]] = deque(maxlen=POINTS)
+        self._running: Step | None = None
 
     def answered(self, place: str, first_byte_s: float | None) -> None:
         """Note an answer; ``place`` is ``local``, ``forwarded`` or ``refused``."""
@@ -81,14 +83,17 @@ class History:
     def points(self, since: int = 0) -> list[list[float]]:
         """Return the steps from the index ``since`` on that are not too old, oldest first."""
         oldest = max(since, int(self.now()) - POINTS + 1)
-        young = [step for step in self._steps if step.index >= oldest]
-        return [step.point() for step in young]
+        rows = [*self._past] if self._running is None else [*self._past, self._running.point()]
+        return [row for row in rows if row[0] >= oldest]
 
     def _step(self) -> Step:
         index = int(self._clock() / STEP_S)
-        if not self._steps or self._steps[-1].index < index:
-            self._steps.append(Step(index))
-        return self._steps[-1]
+        step = self._running
+        if step is None or step.index < index:
+            if step is not None:
+                self._past.append(step.point())  # its times are not kept: they would be most of our memory
+            step = self._running = Step(index)
+        return step
 
 
 def _quantile(ordered: list[float], share: float) -> float:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from node.errors import LocalError, RemoteError
 from node.prefill import MAX_TERM_MS, UNMEASURED, PrefillTime
+from node.quick import quick
 from node.wire import NAME, flag, integer, number, pack, unpack_map
 from node.wire import name as node_name
 
@@ -112,6 +113,9 @@ class LoadVector:
         if self.prefill.measured:
             values["pt"] = [self.prefill.fixed_ms, self.prefill.token_ms, self.prefill.pair_ms]
         return values
+
+
+quick(LoadVector)
 
 
 #: Wire key -> attribute; one and two letters keep the vector small.

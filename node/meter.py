@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from node.learnt import Learnt
 from node.load import MAX_TOKENS, LoadVector
-from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, UNMEASURED, PrefillTime, Work
+from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, Owed, PrefillTime, Work
 
 #: Requests tracked at once; the oldest are given up beyond.
 MAX_REQUESTS = 4096
@@ -96,13 +96,14 @@ class LoadMeter:
         #: The engine's connector has reported a start: then "not started" means waiting.
         self._sees_starts = False
         #: Prompts not computed yet: of all requests, and of those being computed since `_progress`.
-        self._ahead = Work()
-        self._begun = Work()
+        self._ahead = Owed()
+        self._begun = Owed()
         self._progress = 0.0
         #: When the engine's connector last reported a prompt done.
         self._computed_at = -math.inf
         #: The part of a vector that rests on what was learnt, and when it was worked out.
         self._measured: tuple[float, PrefillTime, float, float, float, float, float, float, float]
+        self._speeds: LoadVector
         self._measure(-math.inf)
 
     def dispatched(self, rid: str, now: float, est_tokens: int, cached_est: int = 0) -> None:
@@ -113,7 +114,7 @@ class LoadMeter:
             self._settle(self._requests.popitem(last=False)[1])
             self.counts.forgotten += 1
         active = len(self._requests)
-        request = _Request(now, now, work=Work(), at_once=active < self.slots if self.slots else not active)
+        request = _Request(now, now, work=NO_WORK, at_once=active < self.slots if self.slots else not active)
         self._requests[rid] = request
         self._owe(request, Work.of(cached_est, est_tokens - cached_est))
         if not self._sees_starts:
@@ -197,7 +198,8 @@ class LoadMeter:
         """The engine is gone, with all its requests; what was learnt about its speed stays."""
         self.counts.failed += len(self._requests)
         self._requests.clear()
-        self._ahead = self._begun = Work()
+        self._ahead.clear()
+        self._begun.clear()
         self._report = None
 
     @property
@@ -209,7 +211,7 @@ class LoadMeter:
     def prefill(self) -> PrefillTime:
         """How long a prompt takes to compute; a prior until one was."""
         time = self._learnt.prefill.time
-        return time if time != UNMEASURED else PRIOR
+        return time if time.measured else PRIOR
 
     @property
     def decode_tps(self) -> float:
@@ -263,21 +265,19 @@ class LoadMeter:
         rates: dict[str, float] | None = None,
     ) -> LoadVector:
         """The same for this node's own decisions: what it learnt may be `GLANCE_S` old, what it has is as of `now`."""
-        if now - self._measured_at > GLANCE_S:
-            self._measure(now)
+        self._renew(now)
         running, waiting = self._occupancy(now)
-        report, time, begun_ms, done_ms = self._report, self.prefill, 0.0, (now - self._progress) * 1000
-        if self._begun.prompts:
-            begun_ms = time.ms_of(self._begun)
+        report, time, ahead, begun = self._report, self.prefill, self._ahead, self._begun
+        begun_ms, done_ms = time.ms_of(begun), (now - self._progress) * 1000
         done_ms = 0.0 if done_ms < 0 else begun_ms if done_ms > begun_ms else done_ms
-        queued_ms = time.ms_of(self._ahead) - done_ms if self._ahead.prompts else 0.0
+        queued_ms = time.ms_of(ahead) - done_ms
         return LoadVector(
             ready,
             draining,
             running,
             waiting,
             self.slots,
-            self._ahead.tokens - int(self._begun.tokens * done_ms / begun_ms if begun_ms > 0 else 0.0),
+            ahead.tokens - int(begun.tokens * done_ms / begun_ms if begun_ms > 0 else 0.0),
             self.moves,
             report.kv_use if report is not None else 0.0,
             queued_ms if queued_ms > 0 else 0.0,
@@ -285,6 +285,15 @@ class LoadMeter:
             rtts or {},
             rates or {},
         )
+
+    def speeds(self, now: float) -> LoadVector:
+        """What was learnt alone, at most `GLANCE_S` old: a vector of an engine that has nothing to do."""
+        self._renew(now)
+        return self._speeds
+
+    def _renew(self, now: float) -> None:
+        if now - self._measured_at > GLANCE_S:
+            self._measure(now)
 
     def _measure(self, now: float) -> None:
         """Work out what a vector says of what was learnt, in the order of its fields."""
@@ -301,6 +310,7 @@ class LoadMeter:
             learnt.whole.quantile(0.5),
             learnt.whole.quantile(0.95),
         )
+        self._speeds = LoadVector(True, False, 0, 0, self.slots, 0, 0, 0.0, 0.0, *self._measured, {}, {})
 
     def validate(self) -> None:
         """Every invariant of the books, for tests."""
@@ -352,9 +362,9 @@ class LoadMeter:
 
     def _owe(self, request: _Request, work: Work) -> None:
         """It has `work` left to compute of its prompt."""
-        self._ahead = self._ahead.exchanged(request.work, work)
+        self._ahead.exchange(request.work, work)
         if request.begun:
-            self._begun = self._begun.exchanged(request.work, work)
+            self._begun.exchange(request.work, work)
         request.work = request.prompt = work
 
     def _begin(self, request: _Request, now: float) -> None:
@@ -363,7 +373,7 @@ class LoadMeter:
             if not self._begun.prompts:
                 self._progress = now
             request.begun = True
-            self._begun = self._begun.plus(request.work)
+            self._begun.add(request.work)
 
     def _settle(self, request: _Request) -> None:
         """Nothing of its prompt is left to compute."""

@@ -16,6 +16,7 @@ import orjson
 
 from node.errors import BadRequest, RemoteError
 from node.policy.base import CandidateCost
+from node.quick import quick
 from node.wire import MAX_MODEL_ID, NAME, integer, number, pack, text, unpack_map
 from node.wire import name as node_name
 
@@ -140,6 +141,9 @@ class Plan:
             }
         )
         return base64.b64encode(packed).decode()
+
+
+quick(RouteOptions, Plan)
 
 
 _COUNTS = (("c", MAX_CHUNKS), ("mt", MAX_TOKENS), ("pt", MAX_TOKENS), ("h", MAX_HOPS))

@@ -59,16 +59,38 @@ class Work(NamedTuple):
         """Both together."""
         return Work(self.prompts + other.prompts, self.tokens + other.tokens, self.pairs + other.pairs)
 
-    def exchanged(self, old: Work, new: Work) -> Work:
-        """With `new` in the place of `old`; nothing negative is left by rounding."""
-        tokens = self.tokens - old.tokens
-        pairs = self.pairs - old.pairs
-        if not tokens or pairs < 0:
-            pairs = 0.0
-        return Work(self.prompts - old.prompts + new.prompts, tokens + new.tokens, pairs + new.pairs)
-
 
 NO_WORK = Work()
+
+
+class Owed:
+    """Work that is still to be done, of prompts that come and go: the same sums, kept up to date in place."""
+
+    __slots__ = ("pairs", "prompts", "tokens")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is owed any more."""
+        self.prompts = self.tokens = 0
+        self.pairs = 0.0
+
+    def add(self, work: Work) -> None:
+        """More is to be done."""
+        prompts, tokens, pairs = work
+        self.prompts += prompts
+        self.tokens += tokens
+        self.pairs += pairs
+
+    def exchange(self, old: Work, new: Work) -> None:
+        """Put ``new`` in the place of ``old``, which was added; nothing negative is left by rounding."""
+        prompts, tokens, pairs = old
+        left = self.tokens - tokens
+        more, added, added_pairs = new
+        self.prompts += more - prompts
+        self.tokens = left + added
+        self.pairs = (max(0.0, self.pairs - pairs) if left else 0.0) + added_pairs
 
 
 class PrefillTime(NamedTuple):
@@ -95,9 +117,12 @@ class PrefillTime(NamedTuple):
         fixed, token, pair = self
         return fixed + missing * (token + pair * (cached + missing / 2))
 
-    def ms_of(self, work: Work) -> float:
+    def ms_of(self, owed: Owed) -> float:
         """Milliseconds to compute several prompts one after the other."""
-        return self.fixed_ms * work.prompts + self.token_ms * work.tokens + self.pair_ms * work.pairs
+        if not owed.prompts:
+            return 0.0
+        fixed, token, pair = self
+        return fixed * owed.prompts + token * owed.tokens + pair * owed.pairs
 
     def towards(self, other: PrefillTime, share: float) -> PrefillTime:
         """This one, `share` of the way towards another. Every decision does this several times: written out."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from node.load import LoadVector
 from node.models import ModelInfo
 from node.prefill import UNMEASURED, PrefillTime
+from node.quick import quick
 
 #: Round trip assumed for a peer that was never measured, in milliseconds.
 UNKNOWN_RTT_MS = 1.0
@@ -153,6 +154,9 @@ class ClusterView:
     def models(self) -> set[str]:
         """Every model that some known node serves or served."""
         return {model for candidate in self.candidates for model in candidate.models}
+
+
+quick(Candidate, Unseen, ClusterView)
 
 
 def typical_of(candidates: Iterable[Candidate]) -> Typical:

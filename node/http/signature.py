@@ -30,6 +30,7 @@ from gossip import ClusterKey, Keyring
 from gossip.keyring import MAX_KEYS
 from gossip.replay import ReplayWindow
 from node.keys import USE_PEER_BODIES, USE_PEER_CALLS
+from node.quick import quick
 
 AUTH_HEADER = "x-grapevine-auth"
 #: Hex digits of what names one process of a node.
@@ -68,6 +69,9 @@ class SignedBody:
     def matches(self, body: bytes) -> bool:
         """Whether this is the body that was signed."""
         return hmac.compare_digest(Poly1305.generate_tag(self._key, body), self._tag)
+
+
+quick(PeerCall, SignedBody)
 
 
 class PeerSigner:

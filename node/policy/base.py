@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from node.models import ModelInfo
+from node.quick import quick
 from node.view import PRIOR_REUSE, Candidate, Typical, Unseen
 
 
@@ -125,6 +126,9 @@ class Choice:
     def target(self) -> str:
         """The chosen node's name."""
         return self.cost.name
+
+
+quick(Question, Choice)
 
 
 class Policy(Protocol):

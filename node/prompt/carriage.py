@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from node.quick import quick
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -140,6 +142,9 @@ class Carriage:
     def possible(self) -> bool:
         """Whether there is any way."""
         return not self.tokens or not self.again
+
+
+quick(Carriage)
 
 
 def carriage(path: str, fields: Mapping[str, object]) -> Carriage | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from node.chunks import CHUNK_BYTES
 from node.prompt.carriage import Carriage
+from node.quick import quick
 
 #: Bytes of text per token until a model's own ratio is learnt.
 TYPICAL_BYTES_PER_TOKEN = 4.0
@@ -68,3 +69,6 @@ class ParsedRequest:
         share = min(1.0, chunks * CHUNK_BYTES / self.prompt_bytes)
         # The last token is always computed: its logits are what we want.
         return max(0, min(int(tokens / self.prompts * share), tokens - 1))
+
+
+quick(ParsedRequest)

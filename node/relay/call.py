@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from node.load import LoadVector
 from node.plan import Plan, RouteOptions
 from node.prompt import ParsedRequest
+from node.quick import quick
 from node.relay.headers import HeaderList
 from node.relay.upstream import UpstreamAnswer
 
@@ -43,6 +44,9 @@ class Call:
     def deadline(self) -> float | None:
         """Monotonic seconds by which all of it must be over; None = the client set no time."""
         return self.arrived + self.options.deadline_s if self.options.deadline_s else None
+
+
+quick(Call)
 
 
 def _nothing(piece: bytes) -> None:

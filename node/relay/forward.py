@@ -106,10 +106,8 @@ class PeerRunner:
         taken = asyncio.get_running_loop().call_later(ADMITTED_S, admitted)
         try:
             return await self._open(call, plan, peer, limit)
-        except UpstreamRefusedError as error:
-            return Failed(plan.target, str(error), reached=False)
         except UpstreamError as error:
-            return Failed(plan.target, str(error), reached=True)
+            return Failed(plan.target, str(error), reached=not isinstance(error, UpstreamRefusedError))
         finally:
             taken.cancel()
 

@@ -181,22 +181,19 @@ class LocalRunner:
         work = Work(self, place, f"{call.rid[:64]}.{next(self._attempts)}", call, plan)
         try:
             return await self._open(work, predicted_ms)
-        except UpstreamRefusedError as error:
-            work.end(False)
-            return Failed(plan.target, str(error), reached=False)
         except UpstreamError as error:
             work.end(False)
-            return Failed(plan.target, str(error), reached=True)
+            return Failed(plan.target, str(error), reached=not isinstance(error, UpstreamRefusedError))
         except BaseException:
             work.end(False)
             raise
 
     async def _open(self, work: Work, predicted_ms: float) -> Opened:
         call, plan = work.call, work.plan
-        load = self._meter.glance(self._clock(), ready=True, draining=False)
-        here_ms = load.queued_ms + self._meter.prefill.ms(0, plan.prompt_tokens)  # behind all that is queued
+        meter, now = self._meter, self._clock()
+        here_ms = max(0.0, meter.queued_ms(now)) + meter.prefill.ms(0, plan.prompt_tokens)  # behind all that is queued
         limit = self._deadlines.first_byte(
-            call.parsed, load, predicted_ms=max(predicted_ms, here_ms), prompt_tokens=plan.prompt_tokens
+            call.parsed, meter.speeds(now), predicted_ms=max(predicted_ms, here_ms), prompt_tokens=plan.prompt_tokens
         )
         headers: HeaderList = []
         if plan.source is not None and plan.source != plan.target:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 from node.errors import RemoteError
+from node.quick import quick
 from node.relay.connection import Connection
 from node.relay.headers import NAMES, HeaderList, joined
 from node.relay.session import Address, Session
@@ -68,6 +69,9 @@ class Base:
         :raises ValueError: the address is none.
         """
         return self.session.address(self.url).prefix + target.partition("#")[0]
+
+
+quick(UpstreamRequest, Base)
 
 
 class UpstreamAnswer:

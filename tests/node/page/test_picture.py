@@ -86,7 +86,9 @@ def test_history_is_bounded_in_steps_and_in_times() -> None:
             past.answered("local", 0.1)
     for _ in range(history.MAX_TIMES + 5):
         past.answered("local", 0.1)
-    assert len(past._steps) == history.POINTS and len(past._steps[-1].times) == history.MAX_TIMES
+    assert past._running is not None and len(past._running.times) == history.MAX_TIMES
+    assert len(past._past) == history.POINTS and all(len(row) == len(history.COLUMNS) for row in past._past)
+    assert len(past.points()) == history.POINTS
 
 
 def test_flows_count_pairs_and_forget_the_quietest() -> None:

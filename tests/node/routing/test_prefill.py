@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.prefill import MIN_TOKENS, PrefillLearner, PrefillTime, Work
+from node.prefill import MIN_TOKENS, NO_WORK, Owed, PrefillLearner, PrefillTime, Work
 
 TRUE = PrefillTime(15.0, 0.1, 3.4e-6)
 LENGTHS = (100, 1_000, 8_000, 80_000)
@@ -23,9 +23,22 @@ def lengths(rng: random.Random, count: int) -> list[tuple[int, int]]:
 def test_a_prompt_takes_a_fixed_time_one_per_token_and_one_per_pair() -> None:
     assert PrefillTime(10.0, 0.5, 0.001).ms(100, 200) == pytest.approx(10 + 100 + 0.001 * 200 * 200)
     assert PrefillTime(10.0, 0.5, 0.001).ms(100, 0) == 0.0
-    work = Work.of(100, 200).plus(Work.of(0, 50))
-    assert TRUE.ms_of(work) == pytest.approx(TRUE.ms(100, 200) + TRUE.ms(0, 50))
-    assert work.exchanged(Work.of(0, 50), Work()).exchanged(Work.of(100, 200), Work()) == Work()
+
+
+def test_what_is_owed_is_the_sum_of_what_is_there_and_nothing_is_left_of_it() -> None:
+    owed = Owed()
+    assert TRUE.ms_of(owed) == 0.0
+    owed.add(Work.of(100, 200))
+    owed.exchange(NO_WORK, Work.of(0, 50))
+    assert TRUE.ms_of(owed) == pytest.approx(TRUE.ms(100, 200) + TRUE.ms(0, 50))
+    owed.exchange(Work.of(100, 200), Work.of(0, 10))
+    assert TRUE.ms_of(owed) == pytest.approx(TRUE.ms(0, 10) + TRUE.ms(0, 50))
+    for work in (Work.of(0, 50), Work.of(0, 10)):
+        owed.exchange(work, NO_WORK)
+    assert (owed.prompts, owed.tokens, owed.pairs) == (0, 0, 0.0)
+    owed.add(Work.of(3, 5))
+    owed.clear()
+    assert TRUE.ms_of(owed) == 0.0
 
 
 def test_it_learns_times_of_all_lengths_from_a_mixture_of_them() -> None:
