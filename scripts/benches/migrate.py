@@ -93,7 +93,7 @@ async def _parts(result: Result, options: argparse.Namespace) -> None:
             await _first_tokens(result, client, lengths, repeats, rest_s=options.rest)
     if "throughput" in parts:
         async with _cluster((HOLDER, PLAIN), engine, 1000) as client:
-            await _throughput(result, client, rounds)
+            await _throughput(result, client, rounds, rest_s=options.rest)
     if LARGER in parts:
         with tempfile.TemporaryDirectory() as name:
             model = randommodel.make_model(Path(name) / LARGER, randommodel.LARGER)
@@ -122,14 +122,17 @@ async def _first_tokens(
         result.add(f"{prefix}pulled_over_local_{suffix}", statistics.median(row[2] / row[1] for row in rows))
 
 
-async def _throughput(result: Result, client: _Client, rounds: int) -> None:
+async def _throughput(result: Result, client: _Client, rounds: int, *, rest_s: float) -> None:
     seeds = itertools.count(1)
     await client.load(PLAIN, next(seeds))
     await client.load(HOLDER, next(seeds))
     ratios, rates = [], []
     for turn in range(rounds):
         order = (HOLDER, PLAIN) if turn % 2 == 0 else (PLAIN, HOLDER)
-        rate = {name: await client.load(name, next(seeds)) for name in order}
+        rate = {}
+        for name in order:
+            await asyncio.sleep(rest_s)
+            rate[name] = await client.load(name, next(seeds))
         ratios.append(rate[HOLDER] / rate[PLAIN])
         rates.append(rate[HOLDER])
         say(f"    with {rate[HOLDER]:.1f}, without {rate[PLAIN]:.1f} tokens/s")
