@@ -51,14 +51,14 @@ def prefixes(runs: Sequence[Run], uses: Uses) -> Iterator[Prefix]:
 
 def hottest(runs: Sequence[Run], uses: Uses, blocks: int) -> list[Chain]:
     """Chains of at most so many different blocks in all, the hottest first; within the limits of one message."""
-    return list(_within(prefixes(runs, uses), blocks))
+    return list(_within((wish.cut(len(wish.chain.hashes)) for wish in wishes(runs, uses)), blocks))
 
 
 def wishes(runs: Sequence[Run], uses: Uses) -> list[Wish]:
-    """What a node that is about to go would leave to others, the hottest first, each with the chunks of its front.
+    """What is worth having elsewhere, the hottest first, each with the chunks of its front.
 
-    A chunk is known with the prompt that brought it last, and who takes over a prompt without its first chunks is not
-    found by them.
+    A chunk is known with the prompt that brought it last, and who copies a prompt without its first chunks is not found
+    by them.
     """
     ends: dict[bytes, list[Label]] = {}
     for hashes, labels in runs:
@@ -93,10 +93,10 @@ def _part(run: Run, uses: Uses, least: int) -> Prefix | None:
     return Prefix(Chain(tuple(hashes[:deep]), kept), count)
 
 
-def _within(prefixes: Iterable[Prefix], blocks: int) -> Iterator[Chain]:
+def _within(wanted: Iterable[Chain], blocks: int) -> Iterator[Chain]:
     seen: set[bytes] = set()
     chains = hashes = labels = 0
-    for chain in (prefix.chain for prefix in prefixes):
+    for chain in wanted:
         fresh = seen.union(chain.hashes)
         hashes, labels = hashes + len(chain.hashes), labels + len(chain.labels)
         if len(fresh) > blocks or max(hashes, labels) > MAX_ENTRIES or chains == MAX_CHAINS:

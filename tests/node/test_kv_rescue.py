@@ -16,7 +16,7 @@ from kvmigrate.pool_types import Room
 from kvmigrate.pull import Reason
 from kvmigrate.rescue import Wish
 from node.errors import RemoteError
-from node.kv_hot import Run, wishes
+from node.kv_hot import Run, hottest, wishes
 from node.kv_offer import STEP_S, Offer, Taken
 from node.kv_rescue import MAX_HEIRS, Rescue
 from node.load import LoadVector
@@ -309,3 +309,6 @@ def test_a_prompt_goes_with_the_chunks_of_its_front_that_another_prompt_brought(
         (False, [1, 2, 23]),
         (False, [33]),
     ]
+    # `kv warm` copies the same.
+    chains = hottest(runs, lambda blocks: [2 if block in front else 1 for block in blocks], 100)
+    assert [[label.chunk for label in chain.labels] for chain in chains] == [[1, 2], [1, 2, 13], [1, 2, 23], [33]]
