@@ -124,7 +124,7 @@ async def test_a_node_that_is_stopped_leaves_at_once_and_what_it_alone_has_compu
     node = client.cluster["blue"]
     assert node.process is not None
     engines = engine_processes(node.process.pid)
-    prompt, no_pull = prose(11, 900), {"x-grapevine-no-pull": "1"}
+    prompt, no_pull = prose(12, 900), {"x-grapevine-no-pull": "1"}
     here = {"x-grapevine-force-target": "blue", **no_pull}
     await client.complete("blue", prompt, headers=here)
     local = await client.complete("blue", prompt, headers=here)
