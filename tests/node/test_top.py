@@ -19,6 +19,7 @@ from node.cli.cluster_view import ClusterView
 from node.cli.models import served as models_served
 from node.cli.stream import events
 from node.cli.top_screen import screen
+from node.history import COLUMNS, STEP_S
 from tests.node.fakes.cluster import cluster
 from tests.node.page.stage import Stage, served
 
@@ -92,7 +93,8 @@ def test_rates_come_from_the_last_half_minute_and_flows_from_the_last_tick() -> 
     stage = Stage(["red", "green"])
     stage.age(60)
     view = looked_at(stage, ticks=20)
-    expected = sum(step.local + step.forwarded for step in stage.past._steps if step.index > stage.now / 2 - 15) / 30
+    rows = stage.past.points(int(stage.now / STEP_S) - 14)
+    expected = sum(row[COLUMNS.index("local")] + row[COLUMNS.index("forwarded")] for row in rows) / 30
     assert view.rate("local") + view.rate("forwarded") == pytest.approx(expected)
     assert view.forwards[("red", "green")] == {(a, b): n for a, b, n in stage.flows.forwards()}[("red", "green")]
 
