@@ -31,7 +31,7 @@ from .helpers import BLOCK, SECRET, block_hash, chain, content, store
 from .test_neighbour import connected
 
 Pools = Callable[..., BlockPool]
-LIMITS = PullLimits(stall_s=0.3, connect_s=0.5, lookup_s=0.5, window_bytes=4 * BLOCK)
+LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
 #: Of every pull here, and far below how long the bad sources hold still (20 s).
 DEADLINE_S = 5.0
 FINGERPRINT = Fingerprint(

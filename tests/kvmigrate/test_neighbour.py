@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE_S, until
 from .bad_source import BadSource
 from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
 
-LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
+LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
 
 
 @pytest.fixture(autouse=True, params=["alone", "helped"])

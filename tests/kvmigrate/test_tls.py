@@ -22,7 +22,7 @@ from kvmigrate.tls import PullerTls, SourceTls
 from .helpers import BLOCK, SECRET, block_hash, chain, content, flip, store
 
 Pools = Callable[..., BlockPool]
-LIMITS = PullLimits(stall_s=0.5, connect_s=2.0, lookup_s=2.0, window_bytes=4 * BLOCK)
+LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
 N = 10
 #: Bytes of a block that would be recognised on the wire.
 SIGN = 32

@@ -27,7 +27,7 @@ from .bad_source import BadSource
 from .helpers import BLOCK, OTHER_FINGERPRINT, SECRET, block_hash, chain, content, flip, store
 
 Pools = Callable[..., BlockPool]
-LIMITS = PullLimits(stall_s=0.3, lookup_s=1.0, window_bytes=4 * BLOCK)
+LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
 
 
 def resolve(chunks: Sequence[int]) -> list[bytes]:
