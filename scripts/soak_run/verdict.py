@@ -9,10 +9,8 @@ from soak_run.load import Tally
 from soak_run.samples import Sample
 
 GROWTH_PERCENT = 5.0
-"""Growth from the second third of the run to the last that is still flat: allocators breathe."""
-WORKER_GROWTH_PERCENT = 7.0
-"""The heap of vLLM's worker grows for longer than a soak, also without our connector (docs/kv.md). One block lost
-at each pull would be about 9 %."""
+"""Growth from the second third of the run to the last that is still flat: allocators breathe. One block lost at each
+pull would be about 9 % of a worker."""
 GROWTH_MIB = 16.0
 GROWTH_COUNT = 8.0
 NOTHING_AT_THE_END = (
@@ -59,7 +57,6 @@ def _growth(name: str, samples: Sequence[Sample]) -> str:
         return ""  # a pool fills up to its size, which is fixed
     middle, last = thirds(name, samples)
     allowed = GROWTH_MIB if name.endswith("_mib") else GROWTH_COUNT
-    percent = WORKER_GROWTH_PERCENT if name.endswith(".worker_mib") else GROWTH_PERCENT
-    if last - middle <= max(allowed, middle * percent / 100):
+    if last - middle <= max(allowed, middle * GROWTH_PERCENT / 100):
         return ""
     return f"{name} grew from {middle:.0f} to {last:.0f}"

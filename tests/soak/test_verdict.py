@@ -64,12 +64,6 @@ def test_what_is_open_at_the_end_is_named(name: str) -> None:
     assert faults(run(), END | {name: 1.0}, good()) == [f"{name} is 1 at the end"]
 
 
-def test_what_a_worker_of_vllm_keeps_by_itself_is_none_and_more_is() -> None:
-    """It grew by 12 MiB a minute at most; a sample is a look at every thirtieth of half an hour here."""
-    assert faults(run(a_worker_mib=6.0), END, good()) == []
-    assert len(faults(run(a_worker_mib=7.5), END, good())) == 1
-
-
 def test_slots_that_a_pull_kept_are_named() -> None:
     (line,) = faults(run(), END | {"a.pool_granted": 33.0}, good())
     assert line == "a.pool_granted was 32 before the first request and is 33 at the end"
