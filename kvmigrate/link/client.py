@@ -18,13 +18,15 @@ from typing import Final
 from kvmigrate.errors import RemoteError
 
 from .codec import FrameSplitter, encode
+from .instant import Room, recv_now, send_now
 from .messages import Disconnected, Hello, Message
 
 #: Bytes waiting for a node that does not read; the largest frame fits twice.
 MAX_SEND_BUFFER: Final = 8 << 20
 #: Bytes taken from the socket by one `poll`, so that a flood cannot hold up a scheduler step for long.
 MAX_POLL_BYTES: Final = 8 << 20
-_RECV_BYTES: Final = 256 << 10
+#: Bytes of one call.
+_CHUNK_BYTES: Final = 256 << 10
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 2.0
 
@@ -43,6 +45,7 @@ class LinkClient:
         self._clock = clock
         self._socket: socket.socket | None = None
         self._splitter = FrameSplitter()
+        self._room = Room(_CHUNK_BYTES)
         self._out = bytearray()
         self._backoff = BACKOFF_FIRST_S
         self._retry_at = clock()
@@ -114,11 +117,11 @@ class LinkClient:
     def _flush(self) -> None:
         while self._out and self._socket is not None:
             try:
-                sent = self._socket.send(self._out)
-            except (BlockingIOError, InterruptedError):
-                return
+                sent = send_now(self._socket, bytes(self._out[:_CHUNK_BYTES]))
             except OSError as error:
                 self._drop(f"node went away: {error.strerror}")
+                return
+            if not sent:
                 return
             del self._out[:sent]
 
@@ -126,16 +129,16 @@ class LinkClient:
         taken = 0
         while self._socket is not None and taken < MAX_POLL_BYTES:
             try:
-                data = self._socket.recv(_RECV_BYTES)
+                data = recv_now(self._socket, self._room)
                 if data:
                     found += self._splitter.feed(data)
-            except (BlockingIOError, InterruptedError):
-                return
             except OSError as error:
                 self._drop(f"node went away: {error.strerror}")
                 return
             except RemoteError as error:
                 self._drop(f"node broke the protocol: {error}")
+                return
+            if data is None:
                 return
             if not data:
                 self._drop("node closed the link")

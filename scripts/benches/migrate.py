@@ -5,7 +5,8 @@ a whole prefill; `local` is the same prompt again at its holder, `pulled` the ho
 Before each of them all engines rest: the processes of a vLLM spin for a second after their last message, and engines
 that are hosts apart in the real world would take the cores from the one that is measured.
 Throughput: short prompts that nobody shares, at the holder (connector on, nothing to migrate) and at the node without
-a pool, in turns: each round asks one, then the other, and the next round the other way round.
+a pool, in turns: each round asks one, then the other, and the next round the other way round. Two engines with the same
+settings differ by some 3 % from one start to the next, so all of it is done with several starts.
 
 A second, larger model has the shape of SmolLM2-360M and random weights (`randommodel`): the times and the bytes are
 those of a model of that size, what it says is not looked at.
@@ -63,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", default="512,1000,2000,3500,7800", help="prompt lengths (512,1000,2000,3500,7800)")
     parser.add_argument("--larger-tokens", default="1000,3500", help="prompt lengths of the larger model (1000,3500)")
     parser.add_argument("--repeats", type=int, default=3, help="prompts per length (3)")
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of the throughput, per node (12)")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of the throughput, per node and start (12)")
+    parser.add_argument("--starts", type=int, default=4, help="starts of the engines for the throughput (4)")
     parser.add_argument("--rest", type=float, default=REST_S, help=f"seconds of rest before each request ({REST_S})")
     parser.add_argument("--dtype", default="auto", help="of the engines: auto is bfloat16, float32 is slower (auto)")
 
@@ -85,15 +87,14 @@ async def _parts(result: Result, options: argparse.Namespace) -> None:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # or the nodes would stay behind
     parts = options.parts.split(",")
-    repeats, rounds = (1, 1) if options.quick else (options.repeats, options.rounds)
+    repeats, rounds, starts = (1, 1, 1) if options.quick else (options.repeats, options.rounds, options.starts)
     lengths, larger = (_lengths(text, options.quick) for text in (options.tokens, options.larger_tokens))
     engine = ("--dtype", options.dtype)
     if "ttft" in parts:
         async with _cluster((HOLDER, PULLER), engine, max(lengths)) as client:
             await _first_tokens(result, client, lengths, repeats, rest_s=options.rest)
     if "throughput" in parts:
-        async with _cluster((HOLDER, PLAIN), engine, 1000) as client:
-            await _throughput(result, client, rounds, rest_s=options.rest)
+        await _throughput(result, engine, starts, rounds, rest_s=options.rest)
     if LARGER in parts:
         with tempfile.TemporaryDirectory() as name:
             model = randommodel.make_model(Path(name) / LARGER, randommodel.LARGER)
@@ -122,23 +123,18 @@ async def _first_tokens(
         result.add(f"{prefix}pulled_over_local_{suffix}", statistics.median(row[2] / row[1] for row in rows))
 
 
-async def _throughput(result: Result, client: _Client, rounds: int, *, rest_s: float) -> None:
-    seeds = itertools.count(1)
-    await client.load(PLAIN, next(seeds))
-    await client.load(HOLDER, next(seeds))
-    ratios, rates = [], []
-    for turn in range(rounds):
-        order = (HOLDER, PLAIN) if turn % 2 == 0 else (PLAIN, HOLDER)
-        rate = {}
-        for name in order:
-            await asyncio.sleep(rest_s)
-            rate[name] = await client.load(name, next(seeds))
-        ratios.append(rate[HOLDER] / rate[PLAIN])
-        rates.append(rate[HOLDER])
-        say(f"    with {rate[HOLDER]:.1f}, without {rate[PLAIN]:.1f} tokens/s")
-    result.add("throughput_with_connector", statistics.median(ratios))
-    result.add("throughput_spread", max(ratios) - min(ratios))
-    result.add("throughput_tokens_s", statistics.median(rates))
+async def _throughput(result: Result, engine: tuple[str, ...], starts: int, rounds: int, *, rest_s: float) -> None:
+    rates: list[tuple[float, float]] = []  # with, without
+    medians = []
+    for _ in range(starts):
+        async with _cluster((HOLDER, PLAIN), engine, 1000) as client:
+            new = [await client.pair(turn, rest_s) for turn in range(-1, rounds)][1:]
+        rates += new
+        medians.append(statistics.median(ours / theirs for ours, theirs in new))
+        say(f"    this start: {medians[-1]:.3f}")
+    result.add("throughput_with_connector", statistics.median(ours / theirs for ours, theirs in rates))
+    result.add("throughput_spread_of_starts", max(medians) - min(medians))
+    result.add("throughput_tokens_s", statistics.median(ours for ours, _ in rates))
 
 
 @contextlib.asynccontextmanager
@@ -191,6 +187,15 @@ class _Client:
             raise RuntimeError(f"nothing was pulled: {dict(headers)}\n{self._cluster[PULLER].tail()}")
         say(f"    {words} words: cold {cold:.3f}, local {local:.3f}, pulled {pulled:.3f} s ({blocks} blocks)")
         return cold, local, pulled
+
+    async def pair(self, turn: int, rest_s: float) -> tuple[float, float]:
+        """Tokens of answers a second with the connector and without; who is asked first alternates."""
+        rate = {}
+        for name in (HOLDER, PLAIN) if turn % 2 == 0 else (PLAIN, HOLDER):
+            await asyncio.sleep(rest_s)
+            rate[name] = await self.load(name, 2 * (turn + 1) + (name == PLAIN))
+        say(f"    with {rate[HOLDER]:.1f}, without {rate[PLAIN]:.1f} tokens/s")
+        return rate[HOLDER], rate[PLAIN]
 
     async def load(self, name: str, seed: int) -> float:
         """Tokens of answers a second, for short prompts that nobody shares."""
