@@ -111,7 +111,7 @@ class KvSide:
             _log.info("removed %s, which a node that was killed had left", path)
         self.pool = await asyncio.to_thread(BlockPool, settings.pool_path, settings.pool_bytes)
         self.digest.follow(self.pool)
-        self._reserve = Reserve(self.pool)
+        self._reserve = Reserve(self.pool, busy=lambda: self._meter.active > 0)
         self.spill.begin(self.pool)
         self.link = EngineLink(settings.link_socket, self.pool, self._on_link)
         await self.link.start()

@@ -2,8 +2,8 @@
 
 `socket.recv` and `socket.send` let other threads run during the call, also when the socket is non-blocking and the call
 takes a microsecond. In vLLM's engine core other threads wait for just that: one encodes the outputs of the step before.
-It then has the lock for as long as it has work, and the next step of the model begins that much later: 0.3 ms of 30 were
-measured on two cores. Without a call of ours it would run while the model computes.
+It then has the lock for as long as it has work, and the next step of the model begins that much later: 0.3 ms of 30
+were measured on two cores. Without a call of ours it would run while the model computes.
 """
 
 import ctypes

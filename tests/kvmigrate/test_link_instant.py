@@ -88,7 +88,7 @@ def _turns_of_another_thread(call: Callable[[], object]) -> int:
 
 
 def test_no_other_thread_runs_meanwhile(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, theirs = pair
+    ours, _ = pair
     room = Room(64)
 
     def exchange() -> None:

@@ -105,6 +105,36 @@ def test_half_of_the_reserve_is_kept_at_all_times_and_the_rest_taken_when_the_po
     reserve.close()
 
 
+def test_beside_an_engine_that_computes_no_more_than_half_is_taken(
+    pool: BlockPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvmigrate.reserve.QUIET_S", 0.001)
+    computing, asked = threading.Event(), threading.Semaphore(0)
+    computing.set()
+
+    def busy() -> bool:
+        asked.release()
+        return computing.is_set()
+
+    reserve = Reserve(pool, 8 * BLOCK, busy=busy)
+    for _ in range(20):
+        assert asked.acquire(timeout=PATIENCE_S)
+    assert taken(pool) == 4
+    computing.clear()
+    until_here(lambda: taken(pool) == 8)
+    reserve.close()
+
+
+def test_it_leaves_off_when_the_engine_begins(pool: BlockPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvmigrate.reserve.QUIET_S", 0.001)
+    computing = threading.Event()
+    reserve = Reserve(pool, 8 * BLOCK, busy=lambda: computing.is_set() or taken(pool) == 6)
+    until_here(lambda: taken(pool) == 6)
+    computing.set()
+    reserve.close()
+    assert taken(pool) == 6
+
+
 def test_who_needs_no_memory_does_not_wait_for_a_thread_that_takes_some(pool: BlockPool) -> None:
     while pool.prepare(4 * BLOCK):
         pass
