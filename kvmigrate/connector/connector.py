@@ -203,7 +203,6 @@ class GrapevineConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM ship
     def wait_for_save(self) -> None:
         """Copy the blocks that this step completed into the pool, or begin to."""
         if self._worker is not None:
-            self._worker.slots.poll()
             plan = self._plan()
             self._worker.save(plan.step, plan.saves)
 

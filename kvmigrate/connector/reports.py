@@ -1,6 +1,7 @@
 """Sends what the scheduler half sees to the node, and keeps its mirror of the pool up to date."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 from kvmigrate.connector.mirror import PoolMirror
@@ -23,7 +24,11 @@ from kvmigrate.link import (
 logger = logging.getLogger("vllm.grapevine")
 
 LOAD_INTERVAL_S = 0.1
-"""Load reports at most this often; the node gossips a row every 200 ms."""
+"""Load reports at most this often; the node gossips a row every 200 ms. That nothing runs any more is told at once."""
+SAME_LOAD_INTERVAL_S = 1.0
+"""A load like the one told before is told this often: a sign of life. Each report wakes the node, beside a step."""
+SAME_KV_USE = 0.01
+"""Shares of the KV cache that differ by less are the same."""
 
 
 class LinkReports:
@@ -32,7 +37,8 @@ class LinkReports:
     def __init__(self, link: LinkClient, clock: Callable[[], float]) -> None:
         self._link = link
         self._clock = clock
-        self._load_due = 0.0
+        self._told = (0, 0, 0.0)
+        self._told_at = -math.inf
 
     def started(self, rid: str, prompt_tokens: int, local_tokens: int, external_tokens: int) -> None:
         """Report that a request was scheduled, and what it found cached (tokens)."""
@@ -51,10 +57,12 @@ class LinkReports:
         self._link.send(Finished(rid))
 
     def load(self, running: int, waiting: int, kv_use: float) -> None:
-        """Report the engine's load, at most every LOAD_INTERVAL_S."""
-        now = self._clock()
-        if now >= self._load_due or running == 0:
-            self._load_due = now + LOAD_INTERVAL_S
+        """Report the engine's load when it is another one, and at times when it is not."""
+        now, (ran, waited, used) = self._clock(), self._told
+        same = (running, waiting) == (ran, waited) and abs(kv_use - used) < SAME_KV_USE
+        interval_s = SAME_LOAD_INTERVAL_S if same else LOAD_INTERVAL_S if running else 0.0
+        if now - self._told_at >= interval_s:
+            self._told, self._told_at = (running, waiting, kv_use), now
             self._link.send(Load(running, waiting, kv_use))
 
 

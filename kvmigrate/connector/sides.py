@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ from kvmigrate.link import Hello, LinkClient, Reset
 from kvmigrate.link.messages import Role
 
 logger = logging.getLogger("vllm.grapevine")
+
+LOOK_INTERVAL_S = 0.1
+"""A worker with nothing to save or load looks at its link this often: grants can wait, a node that was lost cannot."""
 
 
 class SchedulerSide:
@@ -64,10 +67,12 @@ class SchedulerSide:
 class WorkerSide:
     """The worker half with its link; `half` is None when this engine does not take part."""
 
-    def __init__(self, slots: PoolSlots, half: WorkerHalf | None) -> None:
+    def __init__(self, slots: PoolSlots, half: WorkerHalf | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.slots = slots
         self.half = half
         self.saved: list[int] = []
+        self._clock = clock
+        self._look_due = 0.0
         slots.poll()
 
     @classmethod
@@ -119,6 +124,10 @@ class WorkerSide:
 
     def save(self, step: int, saves: Sequence[BlockSave]) -> None:
         """Begin a step's saves, and note which steps' saves have ended: of those that cannot be made, at once."""
+        now = self._clock()
+        if saves or now >= self._look_due:
+            self._look_due = now + LOOK_INTERVAL_S
+            self.slots.poll()
         if self.half is not None:
             self.half.save(step, saves)
             self.saved += self.half.take_saved()
