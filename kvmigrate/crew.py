@@ -15,7 +15,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from .pull import Look, Pull, PullResult, Source
+from .pull import Pull
+from .pull_types import Look, PullResult, Source
 from .sharing import Giver, helpers
 from .split import GRACE_S
 from .transport import Deadline

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvmigrate.link.server import EngineLink
 from kvmigrate.planner import RateBook
-from kvmigrate.pull import Part, PullResult, Reason, Source
+from kvmigrate.pull_types import Part, PullResult, Reason, Source
 from kvmigrate.puller import Puller
 from node.kv_peers import PeerPulls
 from node.kv_pulling import Pulled

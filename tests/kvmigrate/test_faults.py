@@ -22,7 +22,8 @@ from kvmigrate import fetch, messages, wire
 from kvmigrate.digest import block_digest
 from kvmigrate.fingerprint import Fingerprint
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, PullResult, Reason, Source
+from kvmigrate.pull_types import PullResult, Reason, Source
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
 

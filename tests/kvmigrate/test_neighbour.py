@@ -20,7 +20,8 @@ from kvmigrate.handshake import PullerHandshake
 from kvmigrate.layout import FileHeader, Geometry, pack_file_header
 from kvmigrate.neighbour import NeighbourFile, Neighbours
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, PullResult, Reason
+from kvmigrate.pull_types import PullResult, Reason
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import TransferServer
 from kvmigrate.serving import MAX_PINS
 from kvmigrate.transport import Deadline, Transport

@@ -24,7 +24,8 @@ import pytest
 from kvmigrate import crew, messages
 from kvmigrate.digest import block_digest
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, PullResult, Reason, Source
+from kvmigrate.pull_types import PullResult, Reason, Source
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import TransferServer
 from kvmigrate.transport import Deadline, Transport
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmigrate.crew import recruits
-from kvmigrate.pull import RUN_S, Look, Source
+from kvmigrate.pull import RUN_S
+from kvmigrate.pull_types import Look, Source
 from kvmigrate.sharing import WORTH_S, WORTH_SHARE, Giver, helpers, takes_s
 
 from .test_split import DEPTH, GB_S, MB, Peer, Pulled

@@ -17,9 +17,10 @@ import pytest
 from kvmigrate import messages, wire
 from kvmigrate.digest import block_digest
 from kvmigrate.errors import LocalError, RemoteError
+from kvmigrate.manifest import check_manifest
 from kvmigrate.pool import BlockPool
-from kvmigrate.pull import check_manifest
-from kvmigrate.puller import Puller, PullLimits, Reason
+from kvmigrate.pull_types import Reason
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmigrate.crew import recruits
-from kvmigrate.pull import Look, Source
+from kvmigrate.pull_types import Look, Source
 from node.kv_sources import further
 from node.policy import CandidateCost, Question
 from node.policy.cost import Cost
