@@ -8,6 +8,7 @@ Promises
 1. A block is committed once, whoever brings it, and only with the digest that its source took when it was stored.
 2. After `end` no thread that has joined keeps a slot, and none that joins later takes one. Connections with blocks
    under way are closed by it: that ends the source's leases too.
+3. What was asked for under one fingerprint is never stored under another, whenever our engine changes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .dialer import Dialer
 from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
 from .fingerprint import differences
+from .layout import FileHeader, Geometry
 from .manifest import check_manifest
 from .neighbour import NeighbourFile, Neighbours
 from .pool import BlockPool
@@ -125,7 +127,7 @@ class Pull:
             return Reason.DEADLINE if deadline.left() <= 0 else Reason.UNREACHABLE
         attempt.looked_up = self._means.clock()
         try:
-            reason = self._act_on(transport, answer, deadline, attempt)
+            reason = self._act_on(transport, answer, header, deadline, attempt)
             with self._changed:
                 attempt.transport = None
                 if attempt.ended:
@@ -136,10 +138,12 @@ class Pull:
         dialer.keep(address, transport)
         return reason
 
-    def _act_on(self, transport: Transport, answer: messages.Message, deadline: Deadline, attempt: Attempt) -> Reason:
+    def _act_on(
+        self, transport: Transport, answer: messages.Message, header: FileHeader, deadline: Deadline, attempt: Attempt
+    ) -> Reason:
         match answer:
             case messages.Manifest():
-                return self._fetch(transport, answer, deadline, attempt)
+                return self._fetch(transport, answer, header, deadline, attempt)
             case messages.Busy():
                 return Reason.BUSY
             case messages.Unlike():
@@ -151,20 +155,27 @@ class Pull:
             case _:
                 raise unexpected(answer)
 
-    def _fetch(self, transport: Transport, manifest: messages.Manifest, deadline: Deadline, attempt: Attempt) -> Reason:
-        """Fetch what is missing."""
-        geometry = self._means.pool.header.geometry
+    def _fetch(
+        self,
+        transport: Transport,
+        manifest: messages.Manifest,
+        header: FileHeader,
+        deadline: Deadline,
+        attempt: Attempt,
+    ) -> Reason:
+        """Fetch what is missing. `header`: the pool's when this was asked for."""
+        geometry = header.geometry
         hashes = check_manifest(manifest, geometry.ranks, geometry.block_bytes)
         if not hashes:
             return Reason.NOTHING
         file = self._neighbour(manifest)
         try:
-            if not self._join(transport, manifest, hashes, attempt, pinned=file is not None):
+            if not self._join(transport, manifest, hashes, geometry, attempt, pinned=file is not None):
                 return Reason.COMPLETE
             way = self._way(transport, file)
             attempt.way = way.name
             share = _Share(self, attempt, manifest.entries, geometry.ranks, deadline)
-            attempt.fetching = fetching = Fetching(self._means.pool, way, share)
+            attempt.fetching = fetching = Fetching(self._means.pool, way, share, header.epoch)
             try:
                 reason = Reason(fetching.run(deadline))
             finally:
@@ -190,6 +201,7 @@ class Pull:
         transport: Transport,
         manifest: messages.Manifest,
         hashes: Sequence[bytes],
+        geometry: Geometry,
         attempt: Attempt,
         *,
         pinned: bool,
@@ -198,12 +210,10 @@ class Pull:
 
         The first manifest says what the chain is; a source that goes on differently is of use up to there.
         """
-        pool = self._means.pool
-        geometry = pool.header.geometry
         ranks = geometry.ranks
         # A chain longer than half of the pool would push out its own head.
         hashes = hashes[: geometry.slots // 2 // ranks]
-        held = pool.held(hashes)
+        held = self._means.pool.held(hashes)
         small = pinned or self._several
         with self._changed:
             if self._ended:

@@ -196,15 +196,22 @@ class TransferServer:
                 self._closing.wait(_ACCEPT_RETRY_S)
                 continue
             self._count("accepted")
-            transport = Transport(sock)
-            thread = threading.Thread(target=self._serve, args=(transport,), name="kv-serve", daemon=True)
-            with self._lock:
-                if self._closing.is_set() or len(self._open) >= self._limits.connections:
-                    self._counts["turned_away"] += 1
-                    transport.close()
-                    continue
-                self._open[transport] = thread
-                thread.start()
+            self._begin(Transport(sock))
+
+    def _begin(self, transport: Transport) -> None:
+        """Serve a connection in a thread of its own; without room or a thread for it, it is closed."""
+        thread = threading.Thread(target=self._serve, args=(transport,), name="kv-serve", daemon=True)
+        with self._lock:
+            if not self._closing.is_set() and len(self._open) < self._limits.connections:
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread to give now: others may be served later
+                    pass
+                else:
+                    self._open[transport] = thread
+                    return
+            self._counts["turned_away"] += 1
+        transport.close()
 
     def _serve(self, transport: Transport) -> None:
         try:

@@ -372,6 +372,25 @@ def test_one_peer_cannot_pin_a_whole_pool(source: BlockPool, server: TransferSer
     assert server.stats().busy == 1 and source.stats().refused_leases > 0
 
 
+def test_what_a_peer_has_pinned_keeps_nothing_from_being_sent_to_it(source: BlockPool, server: TransferServer) -> None:
+    """Several pulls of one peer: what one of them holds does not make another believe that blocks are gone."""
+    pinning, deadline = connected(server)
+    pinning.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
+    assert isinstance(pinning.receive(deadline), messages.Pinned)
+    fetching, _ = connected(server)
+    fetching.send(messages.Fetch(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
+    for n, h in enumerate(chain(20)):
+        header = fetching.receive(deadline)
+        assert isinstance(header, messages.BlockHeader) and header.index == n
+        data = bytearray(header.nbytes)
+        fetching.receive_data(memoryview(data), deadline)
+        assert data == content(h)
+    for transport in (pinning, fetching):
+        transport.close()
+    gone(server)
+    assert source.stats().leases == 0
+
+
 def test_unpinning_what_was_never_pinned_costs_the_connection(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
     transport.send(messages.Unpin(), deadline)

@@ -23,6 +23,7 @@ from kvmigrate.pull_types import Reason
 from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
+from tests.waiting import until
 
 from .bad_source import BadSource
 from .helpers import BLOCK, OTHER_FINGERPRINT, SECRET, block_hash, chain, content, flip, store
@@ -98,7 +99,7 @@ async def test_a_chain_is_pulled_whole_and_with_the_right_bytes(
     assert (result.reason, result.blocks, result.bytes, result.present) == (Reason.COMPLETE, 20, 20 * BLOCK, 20)
     assert 0 < result.lookup_s <= result.seconds
     holds(target, 20)
-    assert source.stats().leases == 0
+    await until(lambda: source.stats().leases == 0)  # its thread is a moment behind the last block
     assert (server.stats().blocks, server.stats().bytes) == (20, 20 * BLOCK)
 
 
@@ -284,6 +285,25 @@ def test_a_port_that_is_taken_is_named(source: BlockPool, serve: Callable[..., T
         TransferServer(source, resolve, SECRET, "c", port=server.port).start()
 
 
+async def test_a_connection_for_which_there_is_no_thread_is_closed_and_others_are_served(
+    source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, start, refused = serve(source), threading.Thread.start, list[str]()
+
+    def without(thread: threading.Thread) -> None:
+        if thread.name == "kv-serve" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", without)
+    puller = Puller(target, SECRET, "c", limits=LIMITS)
+    assert (await puller.pull(at(server), range(10), 10)).reason is Reason.UNREACHABLE
+    assert (await puller.pull(at(server), range(10), 10)).blocks == 10
+    assert server.stats().turned_away == 1 and server.stats().connections == 1 and refused
+    await puller.close()
+
+
 def test_limits_that_outlive_the_leases_are_refused() -> None:
     with pytest.raises(LocalError, match="leases"):
         ServerLimits(stall_s=30)
@@ -395,6 +415,24 @@ async def test_a_pool_cleared_during_a_pull_takes_nothing_of_it(target: BlockPoo
     result = await puller.pull(bad.address, range(10), 10)
     assert (result.reason, result.blocks) == (Reason.FULL, 0)
     holds(target, 0)
+    bad.end()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_nothing_that_was_asked_for_under_one_fingerprint_is_stored_under_another(
+    target: BlockPool, puller: Puller, ranks: int
+) -> None:
+    """Another engine connects while the source looks: the same tokens have the same hashes there, and other bytes."""
+
+    def honest(transport: Transport, fetch: messages.Fetch, deadline: Deadline) -> None:
+        for index, key in enumerate(fetch.keys):
+            send(transport, deadline, index, key.block_hash, content(key.block_hash))
+
+    bad = BadSource(honest, asked=lambda: target.configure(OTHER_FINGERPRINT, BLOCK, ranks))
+    result = await puller.pull(bad.address, range(10), 10)
+    assert (result.reason, result.blocks) == (Reason.FULL, 0)
+    stats = target.stats()
+    assert (stats.blocks, stats.partial, stats.granted) == (0, 0, 0)
     bad.end()
 
 
