@@ -65,6 +65,11 @@ class Serving:
         self._clock = clock
         self._pins: deque[list[Lease]] = deque()
 
+    @property
+    def pinning(self) -> bool:
+        """Blocks are pinned for the peer, which may be reading them."""
+        return bool(self._pins)
+
     def answer(self, request: messages.Message, deadline: Deadline) -> None:
         """Answer one request; raises RemoteError for what is none, and what `Transport` raises."""
         match request:

@@ -253,12 +253,30 @@ async def test_a_source_with_all_hands_full_says_busy(
 async def test_more_connections_than_allowed_are_turned_away(
     source: BlockPool, target: BlockPool, serve: Callable[..., TransferServer], puller: Puller
 ) -> None:
-    server = serve(source, limits=ServerLimits(connections=1))
+    server = serve(source, limits=ServerLimits(connections=1, spare_s=60))
     assert (await puller.pull(at(server), range(5), 10)).blocks == 5
     other = Puller(target, SECRET, "c", limits=LIMITS)
     assert (await other.pull(at(server), range(20), 10)).reason is Reason.UNREACHABLE
     assert server.stats().turned_away == 1
     await other.close()
+
+
+async def test_a_source_with_more_peers_than_connections_closes_those_that_are_idle_for_longest(
+    source: BlockPool, pools: Pools, serve: Callable[..., TransferServer]
+) -> None:
+    began, skipped = time.monotonic(), [0.0]
+    limits = ServerLimits(connections=2, spare_s=1.0)
+    server = serve(source, limits=limits, clock=lambda: began + skipped[0])
+    pullers = [Puller(pools(64), SECRET, "c", name=f"n{n}", limits=LIMITS) for n in range(5)]
+    for turn in range(2):
+        for puller in pullers:
+            await until(lambda: len(server._idle) == server.stats().connections)
+            skipped[0] += 0.9  # so the one that was used last has been idle for too short a time
+            assert (await puller.pull(at(server), range(3 + turn), 10)).present == 3 + turn
+    stats = server.stats()
+    assert (stats.turned_away, stats.broken, stats.connections) == (0, 0, 2)
+    for puller in pullers:
+        await puller.close()
 
 
 async def test_a_restarted_source_costs_nothing_but_a_new_connection(
