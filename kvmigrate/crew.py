@@ -3,10 +3,9 @@
 Rules
 1. The first source is asked alone: what is missing is not known before it has answered. If it has not after HEDGE_S,
    the next is asked too.
-2. Who holds more of the chain than those that were asked is asked as soon as one has answered.
-3. Any other is asked when it would shorten the pull enough (`split.worth`): a small pull is not shared.
-4. Whatever a source does not bring, the next one is asked for: it failed, or it is overdue and nobody else is there.
-5. A pull ends when all is here, or when nobody is left who could give the first block that is not, or at its deadline.
+2. Another is asked when it shortens the pull enough (`sharing.helpers`): a small pull is not shared.
+3. Whatever a source does not bring, the next one is asked for: it failed, or it is overdue and nobody else is there.
+4. A pull ends when all is here, or when nobody is left who could give the first block that is not, or at its deadline.
    It waits for no source that has not answered by then.
 """
 
@@ -16,8 +15,10 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from .pull import Look, Pull, PullResult, Source
-from .split import GRACE_S, worth
+from .pull import Pull
+from .pull_types import Look, PullResult, Source
+from .sharing import Giver, helpers
+from .split import GRACE_S
 from .transport import Deadline
 
 #: A source that has not answered after so many seconds may never do: a dial and a lookup over a long way.
@@ -43,18 +44,18 @@ def recruits(
         return unused[:1] if not pending or waited_s >= HEDGE_S else []
     if not look.complete and not pending and (look.stuck or (look.overdue and look.joined == 1)):
         return unused[:1]
+    if not look.missing_bytes:
+        return []
     most = max(sources[number].chunks for number in asked)
     rate = look.rate + sum(sources[number].rate for number in pending)
-    chosen = []
-    for number in unused:
-        source = sources[number]
-        share = look.missing_bytes * min(1.0, source.chunks / most)
-        longer = source.chunks > most
-        if longer or (look.missing_bytes and worth(look.missing_bytes, rate, source.rate, share, source.lookup_s)):
-            chosen.append(number)
-            rate += source.rate
-            most = max(most, source.chunks)
-    return chosen
+    others = [_giver(sources[number], look.missing_bytes, most) for number in unused]
+    chosen, _ = helpers(Giver(rate, look.missing_bytes), others)
+    return [unused[place] for place in chosen]
+
+
+def _giver(source: Source, missing_bytes: int, most: int) -> Giver:
+    """What it could give of the blocks that are missing, of a chain of `most` chunks."""
+    return Giver(source.rate, missing_bytes * min(1.0, source.chunks / most), source.lookup_s)
 
 
 class Crew:
@@ -79,7 +80,6 @@ class Crew:
         self._running: dict[int, asyncio.Future[None]] = {}
         self._asked: list[int] = []
         self._asked_at = clock()
-        self._complete_at: float | None = None
 
     async def run(self) -> PullResult:
         """Have the chain pulled; returns within the deadline, or shortly after."""
@@ -88,7 +88,7 @@ class Crew:
                 look, now = self._pull.look(), self._clock()
                 pending = self._running.keys() - look.answered
                 self._recruit(look, now, pending)
-                if self._over(look, now, pending):
+                if self._over(look, pending):
                     break
                 await self._wait()
         finally:
@@ -109,20 +109,13 @@ class Crew:
                 self._running[number] = work
                 work.add_done_callback(lambda _: self._news.set())
 
-    def _over(self, look: Look, now: float, pending: Collection[int]) -> bool:
-        if self._deadline.left() <= 0:
+    def _over(self, look: Look, pending: Collection[int]) -> bool:
+        if look.complete or self._deadline.left() <= 0:
             return True
-        if look.complete:
-            self._complete_at = self._complete_at or now
-            return not self._awaits_more() or now - self._complete_at > GRACE_S
         if self._running:
             alone = not pending and len(self._asked) == len(self._sources)
             return look.stuck and bool(look.joined) and alone
         return len(self._asked) == len(self._sources)
-
-    def _awaits_more(self) -> bool:
-        """Whether somebody was asked who holds more of the chain than the first."""
-        return any(self._sources[n].chunks > self._sources[self._asked[0]].chunks for n in self._running)
 
     async def _wait(self) -> None:
         """Until something was heard, but not for long."""

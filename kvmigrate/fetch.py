@@ -70,10 +70,11 @@ class _Window:
 
 
 class Fetching:
-    """Progress of one fetch. Not thread-safe."""
+    """Progress of one fetch. Not thread-safe. `epoch`: the pool's when its blocks were asked for."""
 
-    def __init__(self, pool: BlockPool, way: Way, supply: Supply) -> None:
+    def __init__(self, pool: BlockPool, way: Way, supply: Supply, epoch: int) -> None:
         self._pool = pool
+        self._epoch = epoch
         self._way = way
         self._supply = supply
         self._writer = f"pull {next(_NUMBERS)}"  # grants are bounded for each fetch
@@ -114,6 +115,11 @@ class Fetching:
     def _ask(self, run: range, deadline: Deadline) -> bool:
         """Ask for a run, or the part of it that there are slots for. False: there is no slot for the rest now."""
         slots = self._pool.grant(len(run) * self._ranks, self._writer)
+        if self._pool.header.epoch != self._epoch:
+            # Looked at after the grant: slots of before are void, and these may be for another engine's blocks.
+            for slot in slots:
+                self._pool.abandon(slot)
+            slots = []
         fits = len(slots) // self._ranks
         for slot in slots[fits * self._ranks :]:
             self._pool.abandon(slot)

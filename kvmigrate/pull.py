@@ -8,6 +8,7 @@ Promises
 1. A block is committed once, whoever brings it, and only with the digest that its source took when it was stored.
 2. After `end` no thread that has joined keeps a slot, and none that joins later takes one. Connections with blocks
    under way are closed by it: that ends the source's leases too.
+3. What was asked for under one fingerprint is never stored under another, whenever our engine changes.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from . import messages
+from .attempt import Attempt
 from .dialer import Dialer
 from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
 from .fingerprint import differences
+from .layout import FileHeader, Geometry
+from .manifest import check_manifest
 from .neighbour import NeighbourFile, Neighbours
-from .planner import PRIOR_LOOKUP_S, PRIOR_NET_BYTES_S
 from .pool import BlockPool
+from .pull_types import FINE, Look, Part, PullResult, Reason, Source
 from .split import Split
 from .transport import Deadline, Transport, unexpected
 from .ways import FromFile, OverTcp, Way
@@ -45,75 +48,8 @@ MAX_SOURCES: Final = 4
 LOOK_S: Final = 0.02
 
 
-class Reason(StrEnum):
-    """Why a pull ended."""
-
-    COMPLETE = "complete"  #: everything that the source has is here
-    NOTHING = "nothing"  #: the source has no block of the chain
-    UNREACHABLE = "unreachable"
-    REFUSED = "refused"  #: wrong cluster, key, or another error that the source named
-    MISMATCH = "mismatch"  #: the source's blocks are of another fingerprint
-    BUSY = "busy"  #: the source, or we ourselves, have too many pulls
-    GONE = "gone"  #: the source evicted a block in the meantime
-    CORRUPT = "corrupt"  #: a block's bytes did not have their digest
-    STALLED = "stalled"  #: no progress for too long
-    SLOW = "slow"  #: others brought what it was asked for before it did
-    DEADLINE = "deadline"
-    BROKEN = "broken"  #: the connection was lost, or the source broke the protocol
-    FULL = "full"  #: our pool has no slot to give, or was cleared
-    UNCONFIGURED = "unconfigured"  #: no engine has said yet what our blocks are
-
-
-#: Ends that are no failure.
-FINE: Final = frozenset({Reason.COMPLETE, Reason.NOTHING})
 #: Makes the question, from our fingerprint and ranks.
 Ask = Callable[[bytes, int], messages.Message]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where to pull from: "host:port", how many chunks of the chain, from its front, are asked for there, and what it
-    is taken for: bytes per second, and seconds until the first block can be asked for."""
-
-    address: str
-    chunks: int = messages.MAX_CHUNKS
-    rate: float = PRIOR_NET_BYTES_S
-    lookup_s: float = PRIOR_LOOKUP_S
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What one source gave in one attempt: times in seconds, `seconds` without those in which it had nothing to do,
-    `lookup_s` before the first block was asked for."""
-
-    address: str
-    reason: Reason
-    blocks: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    lookup_s: float = 0.0
-    corrupt: int = 0
-    way: str = ""  #: how blocks came: over `tcp`, or on the `same host`; empty when it came to nothing before
-    detail: str = ""
-    cut: bool = False  #: the connection was lost: worth another attempt
-
-
-@dataclass(frozen=True, slots=True)
-class PullResult:
-    """What a pull did. `blocks` and `bytes` were committed now; `present` is the length of the prefix that is here
-    afterwards, in blocks; `seconds` the whole time, `lookup_s` the part before the first block was asked for."""
-
-    blocks: int
-    bytes: int
-    seconds: float
-    reason: Reason
-    corrupt: int = 0
-    present: int = 0
-    lookup_s: float = 0.0
-    detail: str = ""
-    joined: bool = False  #: another pull did this, and its caller got the same result: count it once
-    parts: tuple[Part, ...] = ()  #: by source and attempt, in the order in which they were begun
-    taken_over: int = 0  #: blocks that one source was asked for after another one had not brought them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +65,6 @@ class Means:
     clock: Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A pull as it stands. `answered`: sources that said what they have, or failed; `joined`: how many of them give
-    blocks; `stuck`: none of them has the first missing one; `overdue`: one is late with what it was asked for."""
-
-    answered: frozenset[int] = frozenset()
-    joined: int = 0
-    complete: bool = False
-    stuck: bool = False
-    overdue: bool = False
-    missing_bytes: int = 0
-    rate: float = 0.0
-
-
 class Pull:
     """Use it for one chain. Thread-safe. `several`: more sources than one may be asked; `on_news` is called in any
     thread when there may be something to decide."""
@@ -155,8 +77,8 @@ class Pull:
         self._changed = threading.Condition()
         self._split = Split()
         self._hashes: list[bytes] = []
-        self._attempts: list[_Attempt] = []
-        self._parts: dict[_Attempt, Part] = {}
+        self._attempts: list[Attempt] = []
+        self._parts: dict[Attempt, Part] = {}
         self._ended = False
 
     # -- in a thread for each source -----------------------------------------------------------------------------------
@@ -171,7 +93,7 @@ class Pull:
 
     def attempt(self, source: Source, ask: Ask, deadline: Deadline, number: int = 0) -> Part:
         """Ask a source once, and fetch what it has and we lack."""
-        attempt = _Attempt(number, source, self._means.clock())
+        attempt = Attempt(number, source, self._means.clock())
         with self._changed:
             self._attempts.append(attempt)
         cut = False
@@ -190,7 +112,7 @@ class Pull:
             self._parts[attempt] = part
         return part
 
-    def _over_connection(self, ask: Ask, deadline: Deadline, attempt: _Attempt) -> Reason:
+    def _over_connection(self, ask: Ask, deadline: Deadline, attempt: Attempt) -> Reason:
         header, dialer, address = self._means.pool.header, self._means.dialer, attempt.source.address
         if not header.geometry.slots:
             return Reason.UNCONFIGURED
@@ -205,7 +127,7 @@ class Pull:
             return Reason.DEADLINE if deadline.left() <= 0 else Reason.UNREACHABLE
         attempt.looked_up = self._means.clock()
         try:
-            reason = self._act_on(transport, answer, deadline, attempt)
+            reason = self._act_on(transport, answer, header, deadline, attempt)
             with self._changed:
                 attempt.transport = None
                 if attempt.ended:
@@ -216,10 +138,12 @@ class Pull:
         dialer.keep(address, transport)
         return reason
 
-    def _act_on(self, transport: Transport, answer: messages.Message, deadline: Deadline, attempt: _Attempt) -> Reason:
+    def _act_on(
+        self, transport: Transport, answer: messages.Message, header: FileHeader, deadline: Deadline, attempt: Attempt
+    ) -> Reason:
         match answer:
             case messages.Manifest():
-                return self._fetch(transport, answer, deadline, attempt)
+                return self._fetch(transport, answer, header, deadline, attempt)
             case messages.Busy():
                 return Reason.BUSY
             case messages.Unlike():
@@ -232,21 +156,26 @@ class Pull:
                 raise unexpected(answer)
 
     def _fetch(
-        self, transport: Transport, manifest: messages.Manifest, deadline: Deadline, attempt: _Attempt
+        self,
+        transport: Transport,
+        manifest: messages.Manifest,
+        header: FileHeader,
+        deadline: Deadline,
+        attempt: Attempt,
     ) -> Reason:
-        """Fetch what is missing."""
-        geometry = self._means.pool.header.geometry
+        """Fetch what is missing. `header`: the pool's when this was asked for."""
+        geometry = header.geometry
         hashes = check_manifest(manifest, geometry.ranks, geometry.block_bytes)
         if not hashes:
             return Reason.NOTHING
         file = self._neighbour(manifest)
         try:
-            if not self._join(transport, manifest, hashes, attempt, pinned=file is not None):
+            if not self._join(transport, manifest, hashes, geometry, attempt, pinned=file is not None):
                 return Reason.COMPLETE
             way = self._way(transport, file)
             attempt.way = way.name
             share = _Share(self, attempt, manifest.entries, geometry.ranks, deadline)
-            attempt.fetching = fetching = Fetching(self._means.pool, way, share)
+            attempt.fetching = fetching = Fetching(self._means.pool, way, share, header.epoch)
             try:
                 reason = Reason(fetching.run(deadline))
             finally:
@@ -272,7 +201,8 @@ class Pull:
         transport: Transport,
         manifest: messages.Manifest,
         hashes: Sequence[bytes],
-        attempt: _Attempt,
+        geometry: Geometry,
+        attempt: Attempt,
         *,
         pinned: bool,
     ) -> bool:
@@ -280,12 +210,10 @@ class Pull:
 
         The first manifest says what the chain is; a source that goes on differently is of use up to there.
         """
-        pool = self._means.pool
-        geometry = pool.header.geometry
         ranks = geometry.ranks
         # A chain longer than half of the pool would push out its own head.
         hashes = hashes[: geometry.slots // 2 // ranks]
-        held = pool.held(hashes)
+        held = self._means.pool.held(hashes)
         small = pinned or self._several
         with self._changed:
             if self._ended:
@@ -392,7 +320,7 @@ class _Share:
     """A source's view of the split, for its `Fetching`."""
 
     def __init__(
-        self, pull: Pull, attempt: _Attempt, entries: Sequence[messages.Entry], ranks: int, deadline: Deadline
+        self, pull: Pull, attempt: Attempt, entries: Sequence[messages.Entry], ranks: int, deadline: Deadline
     ) -> None:
         self._pull = pull
         self._attempt = attempt
@@ -455,57 +383,3 @@ class _Share:
 
 def _lookup(chain: Sequence[int], tag: str) -> Ask:
     return lambda fingerprint, ranks: messages.Lookup(fingerprint, ranks, tuple(chain), tag)
-
-
-class _Attempt:
-    """An attempt's progress, kept apart so that it can be told after a failure too."""
-
-    def __init__(self, number: int, source: Source, started: float) -> None:
-        self.number = number
-        self.source = source
-        self.started = started
-        self.looked_up: float | None = None
-        self.joined = False
-        self.idle_s = 0.0
-        self.fetching: Fetching | None = None
-        self.transport: Transport | None = None  #: while blocks may come over it
-        self.ended = False  #: we closed the connection
-        self.way = ""
-        self.detail = ""
-
-    def cut(self) -> None:
-        """Close the connection, which wakes the thread that waits for it."""
-        if self.transport is not None:
-            self.ended = True
-            self.transport.close()
-
-    def part(self, reason: Reason, now: float, *, cut: bool) -> Part:
-        """What it came to."""
-        fetching = self.fetching
-        return Part(
-            address=self.source.address,
-            reason=reason,
-            blocks=fetching.blocks if fetching else 0,
-            bytes=fetching.bytes if fetching else 0,
-            seconds=now - self.started - self.idle_s,
-            lookup_s=(self.looked_up or now) - self.started,
-            corrupt=len(fetching.corrupt) if fetching else 0,
-            way=self.way,
-            detail=self.detail,
-            cut=cut,
-        )
-
-
-def check_manifest(manifest: messages.Manifest, ranks: int, block_bytes: int) -> list[bytes]:
-    """Return the block hashes of a manifest; RemoteError when it is not blocks in order with all their ranks."""
-    if len(manifest.entries) % ranks:
-        raise RemoteError("transfer: manifest with a part of a block")
-    hashes = [entry.block_hash for entry in manifest.entries[::ranks]]
-    if len(set(hashes)) != len(hashes):
-        raise RemoteError("transfer: manifest names a block twice")
-    for place, entry in enumerate(manifest.entries):
-        if entry.block_hash != hashes[place // ranks] or entry.rank != place % ranks:
-            raise RemoteError("transfer: manifest is out of order")
-        if entry.nbytes > block_bytes:
-            raise RemoteError("transfer: a block is larger than ours can be")
-    return hashes

@@ -30,12 +30,11 @@ from .dialer import Dialer
 from .handshake import Secrets
 from .neighbour import Neighbours
 from .pool import BlockPool
-from .pull import MAX_SOURCES, Means, Pull, PullResult, Reason, Source
+from .pull import MAX_SOURCES, Means, Pull
+from .pull_types import PullResult, Reason, Source
 from .transport import Deadline
 from .turns import Turns
 from .warm import Warming, WarmResult
-
-__all__ = ["PullLimits", "PullResult", "Puller", "PullerStats", "Reason", "Source", "WarmResult"]
 
 #: Deadline of the event loop's side beyond the thread's: for handing the result over.
 _GRACE_S: Final = 0.25

@@ -39,7 +39,8 @@ _ACCEPT_RETRY_S: Final = 0.1
 class ServerLimits:
     """Bounds of a transfer server; times in seconds."""
 
-    connections: int = 64  #: open at a time: one for each peer stays warm, so at least the number of peers
+    connections: int = 64  #: open at a time; one for each peer stays warm
+    spare_s: float = 1.0  #: one that is warm and without a request for so long gives its place to a new one
     transfers: int = 4  #: FETCHes answered at a time; each can fill a link by itself, more only share it
     busy_wait_s: float = 0.25  #: how long a FETCH waits for its turn before it is told BUSY
     handshake_s: float = 5.0
@@ -116,6 +117,7 @@ class TransferServer:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._open: dict[Transport, threading.Thread] = {}
+        self._idle: dict[Transport, float] = {}  # since when, the longest first
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
@@ -196,15 +198,33 @@ class TransferServer:
                 self._closing.wait(_ACCEPT_RETRY_S)
                 continue
             self._count("accepted")
-            transport = Transport(sock)
-            thread = threading.Thread(target=self._serve, args=(transport,), name="kv-serve", daemon=True)
-            with self._lock:
-                if self._closing.is_set() or len(self._open) >= self._limits.connections:
-                    self._counts["turned_away"] += 1
-                    transport.close()
-                    continue
-                self._open[transport] = thread
-                thread.start()
+            self._begin(Transport(sock))
+
+    def _begin(self, transport: Transport) -> None:
+        """Serve a connection in a thread of its own; without room or a thread for it, it is closed."""
+        thread = threading.Thread(target=self._serve, args=(transport,), name="kv-serve", daemon=True)
+        with self._lock:
+            if not self._closing.is_set() and self._has_room():
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no thread to give now: others may be served later
+                    pass
+                else:
+                    self._open[transport] = thread
+                    return
+            self._counts["turned_away"] += 1
+        transport.close()
+
+    def _has_room(self) -> bool:
+        """Whether one more may be open; where there are too many, the one that is idle for longest goes."""
+        if len(self._open) < self._limits.connections:
+            return True
+        transport, since = next(iter(self._idle.items()), (None, 0.0))
+        if transport is None or self._clock() - since < self._limits.spare_s:
+            return False
+        del self._idle[transport], self._open[transport]
+        transport.close()  # its peer dials again when it has use for it
+        return True
 
     def _serve(self, transport: Transport) -> None:
         try:
@@ -266,17 +286,24 @@ class TransferServer:
         )
         try:
             while True:
-                serving.answer(self._next(transport), self._deadline(self._limits.fetch_s))
+                request = self._next(transport, pinning=serving.pinning)
+                serving.answer(request, self._deadline(self._limits.fetch_s))
         finally:
             serving.close()
 
-    def _next(self, transport: Transport) -> messages.Message:
+    def _next(self, transport: Transport, *, pinning: bool) -> messages.Message:
         idle = Deadline(self._clock, self._limits.idle_s, self._limits.idle_s)
+        if not pinning:
+            with self._lock:
+                self._idle[transport] = self._clock()
         try:
             if not transport.wait_readable(idle):
                 raise _Idle
         except TimeoutError as error:
             raise _Idle from error
+        finally:
+            with self._lock:
+                self._idle.pop(transport, None)
         return transport.receive(self._deadline(self._limits.handshake_s))
 
     def _deadline(self, whole_s: float) -> Deadline:

@@ -1,8 +1,8 @@
 """What a source answers on one authenticated connection.
 
 Rules
-1. Blocks go from shared memory to the socket, or are pinned where they lie, under leases. Leases end by themselves, are
-   bounded in bytes for each peer, and all of a connection's end with it.
+1. Blocks go from shared memory to the socket, or are pinned where they lie, under leases. Leases end by themselves, and
+   all of a connection's end with it. What a peer has pinned is bounded in bytes; what is being sent by the turns.
 2. A FETCH waits a short time for its turn and is then told BUSY: each transfer can fill a link by itself.
 3. What was asked for and is not here ends that request with MISS or fewer places: the puller asks no further.
 """
@@ -64,6 +64,11 @@ class Serving:
         self._on_lookup = on_lookup
         self._clock = clock
         self._pins: deque[list[Lease]] = deque()
+
+    @property
+    def pinning(self) -> bool:
+        """Blocks are pinned for the peer, which may be reading them."""
+        return bool(self._pins)
 
     def answer(self, request: messages.Message, deadline: Deadline) -> None:
         """Answer one request; raises RemoteError for what is none, and what `Transport` raises."""
@@ -138,7 +143,7 @@ class Serving:
     def _send_blocks(self, keys: Sequence[messages.Key], deadline: Deadline) -> None:
         sent = 0
         while sent < len(keys):
-            leases = self._lease(keys[sent : sent + LEASE_WINDOW])
+            leases = self._lease(keys[sent : sent + LEASE_WINDOW], f"{self._peer} {id(self)}")
             try:
                 for lease in leases:
                     if not self._send_block(sent, lease, deadline):
@@ -166,7 +171,7 @@ class Serving:
     def _pin(self, keys: Sequence[messages.Key]) -> messages.Message:
         if len(self._pins) >= MAX_PINS:
             return self._busy()
-        leases = self._lease(keys)
+        leases = self._lease(keys, self._peer)
         if not leases and keys and self._pool.lookup([keys[0].block_hash], keys[0].rank, use=False):
             return self._busy()  # it is here: the peer's quota is used up
         self._pins.append(leases)
@@ -180,12 +185,12 @@ class Serving:
         self._count("busy", 1)
         return messages.Busy()
 
-    def _lease(self, keys: Sequence[messages.Key]) -> list[Lease]:
-        """Hold as many of these as are here and within the peer's quota."""
+    def _lease(self, keys: Sequence[messages.Key], holder: str) -> list[Lease]:
+        """Hold as many of these as are here and within the holder's quota."""
         until = self._clock() + MAX_LEASE_S
         leases: list[Lease] = []
         for key in keys:
-            lease = self._pool.lease(key.block_hash, key.rank, until, self._peer)
+            lease = self._pool.lease(key.block_hash, key.rank, until, holder)
             if lease is None:
                 break
             leases.append(lease)

@@ -40,9 +40,6 @@ OVERDUE: Final = 2.0
 GRACE_S: Final = 0.05
 #: Seconds that asking another source for a run takes: below it nothing is taken over for being slow.
 ASK_S: Final = 0.005
-#: Another source is worth asking when the pull gets so much shorter: seconds, and share of the time without it.
-WORTH_S: Final = 0.002
-WORTH_SHARE: Final = 0.1
 #: A run takes no shorter time than this, as far as its rate is concerned.
 _MEASURED_S: Final = 1e-4
 
@@ -172,7 +169,7 @@ class Split:
             return None
         for source in self._sources.values():
             if source.runs and source is not me and _late(source, now):
-                self._overdue(source, now)
+                self._overdue(source, now, source.runs)
         low = self._tightest(me, left_s)
         span = self._free(me, low) or self._free(me, 0)
         if span is None and not me.runs:
@@ -261,9 +258,9 @@ class Split:
             if not self._arrived[place] and not any(place in others for others in awaited):
                 self._todo.add(place, place + 1)
 
-    def _overdue(self, source: _Source, now: float) -> None:
+    def _overdue(self, source: _Source, now: float, runs: Iterable[_Run]) -> None:
         source.rate = _rate(source, self._size(source.runs[0].first), now)
-        for run in source.runs:
+        for run in runs:
             if not run.late:
                 run.late = True
                 self._release(run.under_way)
@@ -306,7 +303,7 @@ class Split:
         """Somebody has nothing to do: take over from who would be done last, if that is worth it (rule 4)."""
         slowest, longest_s = None, 0.0
         for source in self._sources.values():
-            if source is me or not source.runs or all(run.late for run in source.runs):
+            if source is me or not any(_relieves(me, run) for run in source.runs):
                 continue
             left = sum(run.bytes - run.passed for run in source.runs)
             takes_s = left / _rate(source, self._size(source.runs[0].first), now)
@@ -314,19 +311,13 @@ class Split:
                 slowest, longest_s = source, takes_s
         if slowest is None:
             return None
-        self._overdue(slowest, now)
+        self._overdue(slowest, now, [run for run in slowest.runs if _relieves(me, run)])
         return self._free(me, 0)
 
 
-def worth(left: float, rate: float, more: float, most: float, begin_s: float) -> bool:
-    """Whether another source shortens a pull enough to be asked.
-
-    `left` bytes come at `rate` bytes per second; it would give `more` bytes per second after `begin_s` seconds, and
-    `most` bytes in all.
-    """
-    without_s = left / rate
-    with_s = max((left + more * begin_s) / (rate + more), (left - most) / rate)
-    return without_s - with_s >= max(WORTH_S, WORTH_SHARE * without_s)
+def _relieves(me: _Source, run: _Run) -> bool:
+    """Whether a source could bring something of a run that nobody else may take yet."""
+    return not run.late and run.under_way.start < me.reach
 
 
 def _late(source: _Source, now: float) -> bool:

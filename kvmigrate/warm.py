@@ -15,7 +15,8 @@ from .dialer import Dialer
 from .errors import KvError, RemoteError
 from .pool import BlockPool
 from .pool_types import Room
-from .pull import Ask, Part, Pull, Reason, Source
+from .pull import Ask, Pull
+from .pull_types import Part, Reason, Source
 from .transport import Deadline, unexpected
 
 #: At most this part of our pool is filled: the rest is for what our own engine computes.

@@ -75,15 +75,15 @@ def _sources(view: ClusterView, plan: Plan) -> list[dict[str, object]]:
         return []
     giving, rates = view.matched if view.given is None else view.given, target.load.rates
     held = {node.name: giving.get(node.name, 0) for node in view.candidates if _gives(node, target, plan.model)}
-    names = further(
+    more = further(
         held,
         target=target.name,
         source=plan.source,
-        chunks=plan.chunks,
+        reach=plan.chunks,
         rate=lambda name: rates.get(name, PRIOR_NET_BYTES_S),
         tie=lambda name: name,
     )
-    return [{"node": plan.source, "chunks": plan.chunks}, *({"node": name, "chunks": held[name]} for name in names)]
+    return [{"node": name, "chunks": chunks} for name, chunks in {plan.source: plan.chunks, **more}.items()]
 
 
 def _gives(node: Candidate, target: Candidate, model: str) -> bool:

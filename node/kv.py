@@ -22,11 +22,11 @@ from kvmigrate.link import messages as link
 from kvmigrate.link.server import EngineLink, Gone, LinkEvent
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_file import remove_stale_files
-from kvmigrate.pull import Reason
-from kvmigrate.puller import Puller, WarmResult
+from kvmigrate.pull_types import Reason
+from kvmigrate.puller import Puller
 from kvmigrate.reserve import Reserve
 from kvmigrate.server import TransferServer
-from kvmigrate.warm import spare
+from kvmigrate.warm import WarmResult, spare
 from node import kv_state
 from node.digest import Changes, PrefixDigest
 from node.flights import MAX_FLIGHTS, Flight, Flights

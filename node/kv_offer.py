@@ -15,7 +15,7 @@ from kvmigrate.errors import RemoteError as KvRemoteError
 from kvmigrate.layout import MAX_SLOTS
 from kvmigrate.messages import MAX_CHAINS, MAX_ENTRIES, MAX_TEXT, Chain, Chains
 from kvmigrate.pool_types import Room
-from kvmigrate.pull import Reason
+from kvmigrate.pull_types import Reason
 from kvmigrate.wire import MAX_CONTROL_BYTES
 from node.errors import RemoteError
 from node.wire import integer, number, pack, text, unpack_map

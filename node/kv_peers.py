@@ -6,7 +6,7 @@ import logging
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from kvmigrate.pull import FINE, Part, Reason
+from kvmigrate.pull_types import FINE, Part, Reason
 
 #: Peers that are remembered, the ones pulled from last.
 MAX_PEERS = 4096

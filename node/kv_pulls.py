@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvmigrate.link.server import EngineLink
 from kvmigrate.planner import RateBook
-from kvmigrate.pull import Part, PullResult, Reason, Source
+from kvmigrate.pull_types import Part, PullResult, Reason, Source
 from kvmigrate.puller import Puller
 from node.kv_peers import PeerPulls
 from node.kv_pulling import Pulled
@@ -45,22 +45,22 @@ class Pulls:
         self.peers = PeerPulls()
 
     def sources(self, plan: Plan, chunks: Sequence[int]) -> dict[str, Source]:
-        """The plan's source, then others that hold a part: they help where that pays, and give what it does not.
+        """The plan's source, then others that hold a part of that: they help where it pays, and give what it does not.
 
         Nothing where the plan's source has no address, or there are no chunks.
         """
         if plan.source is None or not chunks:
             return {}
-        wanted, held = {plan.source: plan.chunks or len(chunks)}, self._holders(plan.model, chunks)
-        for name in further(
-            held,
+        reach = plan.chunks or len(chunks)
+        more = further(
+            self._holders(plan.model, chunks),
             target=self._name,
             source=plan.source,
-            chunks=wanted[plan.source],
+            reach=reach,
             rate=lambda name: self.rates.peer(name).net_bytes_s,
             tie=lambda name: self._rng.random(),
-        ):
-            wanted[name] = held[name]
+        )
+        wanted = {plan.source: reach, **more}
         addresses = {name: self._address_of(name) for name in wanted}
         if addresses[plan.source] is None:
             return {}
@@ -82,8 +82,7 @@ class Pulls:
             self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
             return {}
         sources = list(named.values())
-        chunks = chunks[: max(source.chunks for source in sources)]
-        result = await puller.pull(sources, chunks, deadline_s, tag=tag)
+        result = await puller.pull(sources, chunks[: sources[0].chunks], deadline_s, tag=tag)
         names = {source.address: name for name, source in named.items()}
         self.note(names, result)
         if result.blocks:

@@ -24,7 +24,7 @@ from kvmigrate import rescue
 from kvmigrate.planner import MIN_RATE_BYTES, PRIOR_NET_BYTES_S
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Room
-from kvmigrate.pull import FINE, Reason
+from kvmigrate.pull_types import FINE, Reason
 from kvmigrate.rescue import Heir, Share, Why, Wish
 from node.errors import RemoteError
 from node.kv_heirs import busy

@@ -14,16 +14,18 @@ def further(
     *,
     target: str,
     source: str,
-    chunks: int,
+    reach: int,
     rate: Callable[[str], float],
     tie: Callable[[str], Any],
-) -> list[str]:
-    """Return those that could give most beside `source`, which is asked for `chunks`: at most `MORE_SOURCES`.
+    most: int = MORE_SOURCES,
+) -> dict[str, int]:
+    """Return those that could give most beside `source`, and how much each is asked for: up to where `source` is.
 
-    `held`: who holds how many chunks of the prompt, the target itself included, in blocks that fit it. `rate`: bytes
-    per second from there to the target; `tie` orders those that are as good.
+    `held`: who holds how much of the prompt, in chunks or tokens, the target itself included, in blocks that fit it;
+    `reach`: how much `source` is asked for. What lies beyond is not: the plan has weighed it, and found that computing
+    it is better. `rate`: bytes per second from there to the target; `tie` orders those that are as good.
     """
     own = held.get(target, 0)
-    able = [name for name, has in held.items() if has > own and name not in (target, source)]
-    able.sort(key=lambda name: (-rate(name) * min(1.0, (held[name] - own) / max(1, chunks - own)), tie(name)))
-    return able[:MORE_SOURCES]
+    able = {name: min(has, reach) for name, has in held.items() if has > own and name not in (target, source)}
+    names = sorted(able, key=lambda name: (-rate(name) * (able[name] - own), tie(name)))
+    return {name: able[name] for name in names[:most]}

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvmigrate.pull import Reason
+from kvmigrate.pull_types import Reason
 from kvmigrate.ways import FromFile, OverTcp
 from node.decisions import DecisionLog
 from node.history import History

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -84,8 +84,7 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
         console.print(f"[red]refused[/] with {refusal.get('status')}: {escape(str(refusal.get('message')))}")
     if isinstance(plan, Mapping):
         source = f", KV blocks pulled from [bold]{escape(str(plan['source']))}[/]" if plan.get("source") else ""
-        more = [escape(str(item.get("node"))) for item in (plan.get("sources") or [])[1:] if isinstance(item, Mapping)]
-        source += f", helped where that pays by {' and '.join(more)}" if more else ""
+        source += _help(plan, answer)
         console.print(
             f"[green]target[/] [bold]{escape(str(plan.get('target')))}[/]{source} "
             f"({escape(str(plan.get('policy')))}: {escape(str(plan.get('reason')))})"
@@ -100,6 +99,20 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
         console.print(f"[yellow]no pull from {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
     for item in answer.get("excluded") or []:
         console.print(f"[dim]not {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
+
+
+def _help(plan: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    """Who gives blocks beside the plan's source: as the estimate has it, and who else would where somebody does not."""
+    costs = (item for item in answer.get("candidates") or [] if isinstance(item, Mapping))
+    helpers = next((item.get("helpers") for item in costs if item.get("node") == plan.get("target")), None) or []
+    others = [item.get("node") for item in (plan.get("sources") or [])[1:] if isinstance(item, Mapping)]
+    others = [name for name in others if name not in helpers]
+    told = f" together with {_names(helpers)}" if helpers else ""
+    return told + (f", where need be from {_names(others)}" if others else "")
+
+
+def _names(names: Iterable[object]) -> str:
+    return " and ".join(escape(str(name)) for name in names)
 
 
 def show_recent(answer: Mapping[str, Any], console: Console | None = None) -> None:

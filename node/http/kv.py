@@ -7,7 +7,7 @@ from typing import Protocol
 import orjson
 from aiohttp import web
 
-from kvmigrate.puller import WarmResult
+from kvmigrate.warm import WarmResult
 from node.http.errors import ApiError, ApiFailure, json_response
 from node.http.intake import read_small_body
 

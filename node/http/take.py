@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from kvmigrate.pull import Reason
+from kvmigrate.pull_types import Reason
 from node.errors import RemoteError
 from node.http.errors import ApiError, ApiFailure
 from node.http.intake import header_list, read_small_body

@@ -41,6 +41,8 @@ class CandidateCost(NamedTuple):
     source_chunks: int = 0
     #: Age of the load vector that this rests on, in milliseconds.
     age_ms: float = 0.0
+    #: Other holders that are expected to give blocks at the same time as `source`.
+    helpers: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """JSON-able, rounded for people."""
@@ -59,6 +61,7 @@ class CandidateCost(NamedTuple):
             "pulled_tokens": self.pulled_tokens,
             "source": self.source,
             "source_chunks": self.source_chunks,
+            "helpers": list(self.helpers),
             "load_age_ms": round(self.age_ms, 1),
         }
 

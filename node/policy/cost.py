@@ -50,14 +50,12 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
-from node.models import ModelInfo
 from node.policy.base import CandidateCost, Choice, Question
+from node.policy.best_pull import NO_PULL, best_pull
 from node.policy.explore import explored
 from node.policy.pull import PullModel
 from node.policy.times import PRIOR_REQUEST_MS, times_of
-from node.prefill import PrefillTime
 from node.view import Candidate, Unseen
 
 #: Requests computed at once by an engine that does not tell.
@@ -195,10 +193,8 @@ class Cost:
         if question.forbid_pull:
             return []
         giving = question.giving_tokens
-        if question.force_source is not None:
-            return [source for source in question.sources if source.name == question.force_source]
         holders = [source for source in question.sources if giving.get(source.name)]
-        holders.sort(key=lambda source: -giving[source.name])
+        holders.sort(key=lambda source: (source.name != question.force_source, -giving[source.name]))
         return holders[: self.config.sources + 1]
 
     def _cost(
@@ -221,7 +217,7 @@ class Cost:
         beyond = active + 1 - slots
         held = question.matched_tokens.get(name, 0)
         info = candidate.models.get(question.model)
-        pull = self._best_pull(candidate, info, question, holders, held=held, prefill=prefill) if holders else _NO_PULL
+        pull = best_pull(self.pull, candidate, question, holders, held=held, prefill=prefill) if holders else NO_PULL
         cached = held + pull.tokens
         hop_ms = candidate.hop_ms
         if beyond > 0:
@@ -255,63 +251,11 @@ class Cost:
             pull.source,
             pull.chunks,
             age_s * 1000,
+            pull.helpers,
         )
-
-    def _best_pull(
-        self,
-        candidate: Candidate,
-        info: ModelInfo | None,
-        question: Question,
-        holders: list[Candidate],
-        *,
-        held: int,
-        prefill: PrefillTime,
-    ) -> _Pull:
-        """The source that saves most, or none."""
-        if info is None or not info.fingerprint or not info.kv_token_bytes:
-            return _NO_PULL
-        best, saved = _NO_PULL, 0.0
-        forced = question.force_source is not None
-        model, giving, pull, load = question.model, question.giving_tokens, self.pull, candidate.load
-        fixed, token, pair = prefill
-        least_ms = pull.lookup_ms + pull.step_ms
-        for source in holders:
-            name = source.name
-            extra = giving.get(name, 0) - held
-            if extra <= 0 or name == candidate.name:
-                continue
-            # `prefill.ms`, `pull.pull_ms` and `pull.pays`, written out: this is done for every pair of two nodes.
-            recompute_ms = fixed + extra * (token + pair * (held + extra / 2)) - fixed
-            if recompute_ms <= saved and not forced:
-                break  # holders come longest first: nobody behind can save as much
-            if least_ms >= pull.margin * recompute_ms and not forced:
-                break  # so little that it would not pay on the fastest network
-            theirs = source.models.get(model)
-            if theirs is None or theirs.fingerprint != info.fingerprint or not source.exchanges_kv_with(candidate):
-                continue
-            rtt = load.rtts.get(name)
-            if rtt is None:
-                rtt = source.hop_ms if candidate.is_self else candidate.hop_ms
-            net = load.rates.get(name) or pull.guess(question.typical.net, rtt)
-            move_s = extra * info.kv_token_bytes * (1 / net + 1 / pull.memory)
-            pull_ms = pull.lookup_ms + rtt + move_s * 1000 + pull.step_ms
-            if not forced and not pull_ms < pull.margin * recompute_ms:
-                continue
-            if forced or recompute_ms - pull_ms > saved:
-                saved = recompute_ms - pull_ms
-                best = _Pull(name, extra, pull_ms, question.giving_chunks.get(name, 0))
-        return best
-
-
-class _Pull(NamedTuple):
-    source: str | None = None
-    tokens: int = 0
-    ms: float = 0.0
-    chunks: int = 0
 
 
 _total_ms = attrgetter("total_ms")
-_NO_PULL = _Pull()
 _NOTHING = Unseen()
 
 

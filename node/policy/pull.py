@@ -1,6 +1,6 @@
 """How long it takes to fetch KV blocks from a peer, and whether that pays.
 
-    pull      = lookup + round trip + n*b/net + n*b/memory + step
+    pull      = lookup + round trip + n*b/net + n*b/memory + step   (several sources: `node.policy.best_pull`)
     recompute = n / prefill rate
     pulling pays when pull < margin * recompute
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from kvmigrate import planner
 from kvmigrate.planner import MARGIN, MIN_RATE_BYTES, PRIOR_LOOKUP_S, PRIOR_MEMORY_BYTES_S, PRIOR_NET_BYTES_S
+from node.kv_sources import MORE_SOURCES
 
 #: Round trip from which two nodes are not taken for neighbours, in milliseconds.
 FAR_MS = 5.0
@@ -39,6 +40,8 @@ class PullModel:
     explore_share: float = 1 / 16
     explore_faster: float = 16.0
     explore_bytes: int = 64 << 20
+    #: Sources that may help the one that a plan names.
+    more: int = MORE_SOURCES
 
     def guess(self, typical: float, rtt_ms: float) -> float:
         """Bytes per second between two nodes that never pulled: what is usual here, but no wonders over a long way."""

@@ -13,7 +13,8 @@ from benches.child import Child
 from benches.kv_source import ASK, LABEL, NO_DIGEST, SECRET, make_pool
 from kvmigrate import neighbour, transport
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullResult, Reason
+from kvmigrate.pull_types import PullResult, Reason
+from kvmigrate.puller import Puller
 
 DEADLINE_S = 60.0
 

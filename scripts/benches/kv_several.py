@@ -14,7 +14,8 @@ from benches.kv_pair import DEADLINE_S
 from benches.kv_source import LABEL, SECRET, make_pool
 from benches.result import Result
 from kvmigrate.planner import PRIOR_LOOKUP_S
-from kvmigrate.puller import Puller, Reason, Source
+from kvmigrate.pull_types import Reason, Source
+from kvmigrate.puller import Puller
 
 TARGETS = {"two_sources_over_one": (">=", 1.7)}
 BLOCK_BYTES = 3 << 20

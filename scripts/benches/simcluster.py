@@ -57,8 +57,8 @@ class World:
 
     @property
     def pull(self) -> PullModel:
-        """The pull formula with this world's memory; how fast the network is has to be found out."""
-        return PullModel(memory=self.memory_bytes_s)
+        """The pull formula with this world's memory and one source; how fast the network is has to be found out."""
+        return PullModel(memory=self.memory_bytes_s, more=0)
 
 
 class Placing(Protocol):

@@ -28,8 +28,17 @@ def _entries(n: int) -> Iterator[messages.Entry]:
 class BadSource:
     """A source that authenticates and offers blocks properly, and then does what the test wants."""
 
-    def __init__(self, behave: Behave, n: int = 10, *, file: str = "", instance: int = 0) -> None:
+    def __init__(
+        self,
+        behave: Behave,
+        n: int = 10,
+        *,
+        file: str = "",
+        instance: int = 0,
+        asked: Callable[[], object] = lambda: None,
+    ) -> None:
         self._behave = behave
+        self._asked = asked  # before it says what it has
         self._manifest = messages.Manifest(file, instance, tuple(_entries(n)))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -47,6 +56,7 @@ class BadSource:
             while True:
                 request = transport.receive(deadline)
                 if isinstance(request, messages.Lookup):
+                    self._asked()
                     transport.send(self._manifest, deadline)
                 elif isinstance(request, messages.Fetch | messages.Pin):
                     self._behave(transport, request, deadline)

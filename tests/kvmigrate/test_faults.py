@@ -22,7 +22,8 @@ from kvmigrate import fetch, messages, wire
 from kvmigrate.digest import block_digest
 from kvmigrate.fingerprint import Fingerprint
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, PullResult, Reason, Source
+from kvmigrate.pull_types import PullResult, Reason, Source
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
 
@@ -309,17 +310,6 @@ async def test_the_next_source_gives_what_the_first_could_not(
     target.check(result, Reason.COMPLETE, 10)
     assert [(part.reason, part.blocks) for part in result.parts] == [(Reason.SLOW, 2), (Reason.COMPLETE, 8)]
     bad.end()
-
-
-async def test_a_source_that_has_only_the_front_is_followed_by_one_that_has_more(
-    pools: Pools, source: BlockPool, target: Target, serve: Callable[..., TransferServer]
-) -> None:
-    front = pools(64)
-    store(front, chain(4))
-    first, second = at(serve(front)), at(serve(source))
-    result = await target.pull([Source(first, 4), Source(second, 10), Source(first, 4)])
-    target.check(result, Reason.COMPLETE, 10)
-    assert [(part.address, part.blocks) for part in result.parts] == [(first, 4), (second, 6)]
 
 
 async def test_one_slow_source_leaves_a_thread_to_the_others(

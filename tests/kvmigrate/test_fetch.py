@@ -86,7 +86,7 @@ class FromMemory:
 
 
 def fetched(pool: BlockPool, given: Given, **faults: Sequence[bytes]) -> tuple[str, Fetching]:
-    fetching = Fetching(pool, FromMemory(given, **faults), given)
+    fetching = Fetching(pool, FromMemory(given, **faults), given, pool.header.epoch)
     reason = fetching.run(Deadline(time.monotonic, 60, 60))
     fetching.give_back()
     assert pool.stats().granted == 0

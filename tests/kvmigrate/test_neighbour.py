@@ -20,11 +20,12 @@ from kvmigrate.handshake import PullerHandshake
 from kvmigrate.layout import FileHeader, Geometry, pack_file_header
 from kvmigrate.neighbour import NeighbourFile, Neighbours
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, PullResult, Reason
-from kvmigrate.server import TransferServer
+from kvmigrate.pull_types import PullResult, Reason
+from kvmigrate.puller import Puller, PullLimits
+from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.serving import MAX_PINS
 from kvmigrate.transport import Deadline, Transport
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, until, until_here
 
 from .bad_source import BadSource
 from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
@@ -369,6 +370,43 @@ def test_one_peer_cannot_pin_a_whole_pool(source: BlockPool, server: TransferSer
     assert isinstance(transport.receive(deadline), messages.Busy)
     transport.close()
     assert server.stats().busy == 1 and source.stats().refused_leases > 0
+
+
+def test_who_reads_what_is_pinned_for_it_is_not_idle(source: BlockPool) -> None:
+    server = TransferServer(source, resolve, SECRET, "c", limits=ServerLimits(connections=1, spare_s=0))
+    server.start()
+    pinning, deadline = connected(server)
+    pinning.send(messages.Pin((messages.Key(block_hash(0), 0),)), deadline)
+    assert isinstance(pinning.receive(deadline), messages.Pinned)
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as refused:
+        assert refused.recv(1) == b"", "closed at once"
+    pinning.send(messages.Unpin(), deadline)
+    until_here(lambda: server._idle)
+    other, _ = connected(server)  # now it is, and gives its place
+    assert server.stats().turned_away == 1
+    for transport in (pinning, other):
+        transport.close()
+    server.close()
+    assert source.stats().leases == 0
+
+
+def test_what_a_peer_has_pinned_keeps_nothing_from_being_sent_to_it(source: BlockPool, server: TransferServer) -> None:
+    """Several pulls of one peer: what one of them holds does not make another believe that blocks are gone."""
+    pinning, deadline = connected(server)
+    pinning.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
+    assert isinstance(pinning.receive(deadline), messages.Pinned)
+    fetching, _ = connected(server)
+    fetching.send(messages.Fetch(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
+    for n, h in enumerate(chain(20)):
+        header = fetching.receive(deadline)
+        assert isinstance(header, messages.BlockHeader) and header.index == n
+        data = bytearray(header.nbytes)
+        fetching.receive_data(memoryview(data), deadline)
+        assert data == content(h)
+    for transport in (pinning, fetching):
+        transport.close()
+    gone(server)
+    assert source.stats().leases == 0
 
 
 def test_unpinning_what_was_never_pinned_costs_the_connection(source: BlockPool, server: TransferServer) -> None:

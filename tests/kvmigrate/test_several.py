@@ -24,7 +24,8 @@ import pytest
 from kvmigrate import crew, messages
 from kvmigrate.digest import block_digest
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, PullResult, Reason, Source
+from kvmigrate.pull_types import PullResult, Reason, Source
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import TransferServer
 from kvmigrate.transport import Deadline, Transport
 
@@ -179,15 +180,6 @@ async def test_the_time_in_which_a_source_has_nothing_to_give_does_not_make_it_s
     assert (result.reason, result.blocks) == (Reason.COMPLETE, BLOCKS)
     helped = next(part for part in result.parts if part.address == front.source().address)
     assert 0 < helped.blocks <= 20 and helped.seconds < 0.7 * result.seconds
-
-
-async def test_what_the_first_does_not_have_comes_from_who_has_more(
-    serve: Callable[..., Server], target: Target
-) -> None:
-    front, b = serve(8), serve()
-    result = await target.pull([front.source(8), b.source()])
-    assert (result.reason, result.blocks) == (Reason.COMPLETE, BLOCKS)
-    target.holds(BLOCKS)
 
 
 async def test_what_is_here_in_the_middle_is_not_asked_for_again(serve: Callable[..., Server], target: Target) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmigrate.pull import LOOK_S, RUN_BYTES, RUN_S
-from kvmigrate.split import GRACE_S, MIN_RUN_BYTES, Split, worth
+from kvmigrate.split import GRACE_S, MIN_RUN_BYTES, Split
 
 MB = 1 << 20
 GB_S = 1e9
@@ -255,20 +255,9 @@ def test_what_is_here_already_is_not_asked_for() -> None:
     assert split.missing_bytes == 3 * MB
 
 
-@pytest.mark.parametrize(
-    ("pulling", "begin_s", "pays"),
-    [
-        ({"left": 80 * MB}, 0.005, True),
-        ({"left": 8 * MB}, 0.005, False),  # over before the other one has answered
-        ({"left": 80 * MB, "rate": 10 * GB_S}, 0.005, False),
-        ({"left": 80 * MB, "more": 0.05 * GB_S}, 0.005, False),
-        ({"left": 80 * MB, "most": 4 * MB}, 0.005, False),  # it has only the beginning
-        ({"left": 800 * MB}, 0.3, True),
-        ({"left": 800 * MB}, 0.9, False),
-    ],
-)
-def test_another_source_is_asked_where_it_shortens_the_pull(
-    pulling: dict[str, float], begin_s: float, pays: bool
-) -> None:
-    asked = {"rate": GB_S, "more": GB_S, "most": 8000 * MB, **pulling}
-    assert worth(**asked, begin_s=begin_s) is pays
+@pytest.mark.parametrize("rate", [60e6, 131_305_725.0, 200e6, 400e6])
+def test_who_has_only_the_front_takes_nothing_over_from_those_who_bring_the_rest(rate: float) -> None:
+    pulled = Pulled(MB, [Peer(64, 50e6), Peer(64, 50e6), Peer(32, rate)]).run()
+    # Two runs each are begun at the front; no block comes twice but the last ones.
+    assert len(pulled.came) <= 64 + 2 * DEPTH
+    assert pulled.ended_at < max(32 / 100e6, 64 / (100e6 + rate)) * MB + 3 * MB / 50e6

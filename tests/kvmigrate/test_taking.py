@@ -12,7 +12,8 @@ from kvmigrate.lru import SegmentedLru
 from kvmigrate.messages import Chain, Label
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Room
-from kvmigrate.puller import Puller, PullLimits, Reason
+from kvmigrate.pull_types import Reason
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import TransferServer
 from kvmigrate.warm import spare
 

@@ -15,7 +15,8 @@ from kvmigrate import messages
 from kvmigrate.errors import LocalError, RemoteError
 from kvmigrate.handshake import PullerHandshake, SourceHandshake
 from kvmigrate.pool import BlockPool
-from kvmigrate.puller import Puller, PullLimits, Reason
+from kvmigrate.pull_types import Reason
+from kvmigrate.puller import Puller, PullLimits
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.tls import PullerTls, SourceTls
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvmigrate.layout import HASH_BYTES
 from kvmigrate.messages import MAX_CHAINS, MAX_ENTRIES, Chain, Label
 from kvmigrate.pool_types import Room
-from kvmigrate.pull import Reason
+from kvmigrate.pull_types import Reason
 from node.errors import RemoteError
 from node.http.intake import SMALL_BODY_MIB
 from node.kv_offer import MAX_OFFER, MAX_TAKEN, STEP_S, Offer, Taken, decode_offer, decode_taken

@@ -13,7 +13,7 @@ import pytest
 from kvmigrate.messages import Chain, Label
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Room
-from kvmigrate.pull import Reason
+from kvmigrate.pull_types import Reason
 from kvmigrate.rescue import Wish
 from node.errors import RemoteError
 from node.kv_hot import Run, hottest, wishes

@@ -76,6 +76,21 @@ def test_the_costs_of_an_explanation_are_whole_on_a_narrow_terminal(
     assert "…" not in result.output and "barrier" not in result.output
 
 
+def test_who_gives_blocks_beside_the_source_is_told(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    sources = [{"node": name, "chunks": 9} for name in "bcd"]
+    plan = {"target": "a", "source": "b", "sources": sources, "policy": "cost", "reason": "pull 9 chunks from b"}
+    for helpers, told in (
+        (("c", "d"), "pulled from b together with c and d ("),
+        (("c",), "pulled from b together with c, where need be from d ("),
+        ((), "pulled from b, where need be from c and d ("),
+    ):
+        cost = CandidateCost("a", 9.0, source="b", helpers=helpers).as_dict()
+        answers["/route/explain"] = (200, {"plan": plan, "candidates": [{"node": "z", "helpers": ["e"]}, cost]})
+        assert told in run("explain", "hello", "--node", url, env={"COLUMNS": "200"}).output
+
+
 def test_a_whole_body_is_sent_as_it_is(run: Callable[..., Result], url: str, asked: list[tuple[str, Any]]) -> None:
     assert run("explain", "--body", "-", "--node", url, input='{"model": "m", "prompt": "p"}').exit_code == 0
     assert asked == [("/route/explain", {"model": "m", "prompt": "p"})]

@@ -267,8 +267,9 @@ async def test_two_holders_give_together_and_everybody_is_told_who_gave_what(
         monkeypatch.setattr(pool, "leased", partial(_slowly, pool.leased))
         monkeypatch.setattr(pool, "lease", partial(_slowly, pool.lease))
     await b.until(lambda: "a" in b.node.vector().rates)
-    told = json.loads((await ask(b.port, "POST", "/route/explain", force("b", "a"), LONG)).body)["plan"]
-    assert told["source"] == "a" and [item["node"] for item in told["sources"]] == ["a", "c"]
+    told = json.loads((await ask(b.port, "POST", "/route/explain", force("b", "a"), LONG)).body)
+    assert told["plan"]["source"] == "a" and [item["node"] for item in told["plan"]["sources"]] == ["a", "c"]
+    assert {item["node"]: item["helpers"] for item in told["candidates"]}["b"] == ["c"]
     answer = await send(a, *force("b", "a"))
     given = pulled_from(answer.one("x-grapevine-pulled-from") or "")
     assert given.keys() == {"a", "c"} and min(given.values()) > BLOCKS // 8

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvmigrate.pool_types import Room
-from kvmigrate.pull import Reason
+from kvmigrate.pull_types import Reason
 from node.cli import main
 from node.kv_offer import STEP_S, TAKE_PATH, Offer, Taken
 from node.metrics import REMOTE_ERRORS

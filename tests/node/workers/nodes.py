@@ -6,17 +6,21 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from node.workers.front import Front
 from node.workers.process import WorkerProcess
-from tests.node.fakes.client import ask
+from tests.node.fakes import engine as fake
+from tests.node.fakes.client import RawClient, ask, connect
 from tests.node.fakes.cluster import Cluster, Member, cluster
+from tests.node.fakes.engine import Gate
+from tests.node.http.bodies import CHAT, chat
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
+FORCE = "x-grapevine-force-target"
 
 
 def front_of(member: Member) -> Front:
@@ -91,3 +95,18 @@ async def serving(port: int) -> None:
                 if b'"id"' in (await ask(port, "GET", "/v1/models")).body:
                     return
             await asyncio.sleep(0.05)
+
+
+async def connected(stack: AsyncExitStack, port: int, count: int) -> list[RawClient]:
+    return [await stack.enter_async_context(connect("127.0.0.1", port)) for _ in range(count)]
+
+
+async def streaming(client: RawClient, gate: Gate, *headers: tuple[str, str]) -> AsyncIterator[bytes]:
+    """Begin a stream; its pieces, the first of which has come."""
+    await client.send("POST", CHAT, headers, chat(stream=True))
+    gate.open()
+    head = await client.head()
+    assert head.status == 200
+    pieces = client.pieces(head)
+    assert await anext(pieces) == fake.sse("one")
+    return pieces

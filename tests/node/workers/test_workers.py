@@ -1,55 +1,34 @@
-"""A node with two workers: what clients see is what they see of one process, limits and counts are exact, and whatever
-ends takes only what is its own with it."""
+"""A node with two workers: what clients see is what they see of one process, limits and counts are exact."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
-import resource
-import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from node.errors import SettingsError
-from node.relay.carry.lost import CAUSES
 from node.relay.deadlines import Deadlines
 from node.settings import make_settings
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import RawClient, ask, connect
 from tests.node.fakes.cluster import Cluster
 from tests.node.fakes.engine import Exchange, FakeEngine, Gate, Reply
-from tests.node.fakes.faulty import Decodes, Fault, FaultyEngine
 from tests.node.http.bodies import CHAT, chat
-from tests.node.workers.nodes import alive, children, complete, front_of, metric, serving, started, worked
+from tests.node.workers.nodes import (
+    FORCE,
+    connected,
+    front_of,
+    metric,
+    serving,
+    started,
+    streaming,
+    worked,
+)
 from tests.waiting import PATIENCE_S, until
-
-FORCE = "x-grapevine-force-target"
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Cluster]:
-    async with worked() as running:
-        yield running
-
-
-async def connected(stack: AsyncExitStack, port: int, count: int) -> list[RawClient]:
-    return [await stack.enter_async_context(connect("127.0.0.1", port)) for _ in range(count)]
-
-
-async def streaming(client: RawClient, gate: Gate, *headers: tuple[str, str]) -> AsyncIterator[bytes]:
-    """Begin a stream; its pieces, the first of which has come."""
-    await client.send("POST", CHAT, headers, chat(stream=True))
-    gate.open()
-    head = await client.head()
-    assert head.status == 200
-    pieces = client.pieces(head)
-    assert await anext(pieces) == fake.sse("one")
-    return pieces
 
 
 async def test_connections_are_shared_evenly_and_each_worker_serves(nodes: Cluster) -> None:
@@ -179,68 +158,6 @@ async def test_a_client_that_goes_away_aborts_the_engine(nodes: Cluster) -> None
     assert await metric(a.port, 'grapevine_broken_answers_total{why="client"}') == 1
 
 
-async def test_a_killed_worker_ends_its_own_connections_only_and_a_new_one_comes(nodes: Cluster) -> None:
-    a, gates = nodes[0], [Gate(), Gate()]
-    async with AsyncExitStack() as stack:
-        clients = await connected(stack, a.port, 2)
-        streams = []
-        for client, gate in zip(clients, gates, strict=True):
-            a.fake.script = fake.gated(gate, [fake.sse("one"), fake.DONE])
-            streams.append(await streaming(client, gate))
-        assert [len(worker.desk) for worker in front_of(a).workers] == [1, 1]
-        assert a.node.admission.active == 2
-        victim = front_of(a).workers[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        await a.fake.until(lambda: a.fake.disconnects == 1)
-        await until(lambda: a.node.admission.active == 1)
-        ended, went_on = 0, 0
-        for stream, gate in zip(streams, gates, strict=True):
-            gate.open()
-            try:
-                assert [piece async for piece in stream] == [fake.DONE]
-                went_on += 1
-            except (asyncio.IncompleteReadError, ConnectionError):
-                ended += 1
-        assert (ended, went_on) == (1, 1)
-        await until(lambda: front_of(a).workers[0].pid not in (0, victim.pid))
-    for worker in await complete(a):
-        assert alive(worker.pid)
-    assert not alive(victim.pid)
-    await until(lambda: not a.node.admission.active)
-    assert await metric(a.port, 'grapevine_broken_answers_total{why="target"}') == 1
-    a.fake.script = fake.answer_chat
-    async with AsyncExitStack() as stack:
-        for client in await connected(stack, a.port, 4):
-            assert (await client.ask("POST", CHAT, (), chat())).status == 200
-        await front_of(a).settle()
-        assert [worker.connections for worker in front_of(a).workers] == [2, 2]
-
-
-async def test_a_killed_worker_gives_back_what_its_clients_had_and_waited_for(tmp_path: Path) -> None:
-    key = "a-key-of-one-client"
-    (tmp_path / "f").write_text(f"one {key} max-running=2")
-    async with worked(max_running=1, clients_file=str(tmp_path / "f")) as nodes:
-        a, gate = nodes[0], Gate()
-        a.fake.script = fake.hold(gate)
-        headers = (("Authorization", f"Bearer {key}"),)
-        async with AsyncExitStack() as stack:
-            clients = await connected(stack, a.port, 2)
-            for number, client in enumerate(clients):
-                await client.send("POST", CHAT, headers, chat(max_tokens=number + 1))
-                if not number:
-                    await a.fake.until(lambda: a.fake.active == 1)
-            await a.until(lambda: len(a.node.room) == 1)
-            assert (await ask(a.port, "POST", CHAT, headers, chat())).status == 429, "over both workers"
-            for worker in front_of(a).workers:
-                os.kill(worker.pid, signal.SIGKILL)
-            await until(lambda: not a.node.admission.active and not len(a.node.room))
-        one = a.node.access.named("one")
-        assert one is not None
-        await until(lambda: not one.running)
-        a.fake.script = fake.answer_chat
-        assert (await ask(a.port, "POST", CHAT, headers, chat())).status == 200
-
-
 async def test_limits_of_a_client_are_exact_over_all_workers(tmp_path: Path) -> None:
     key = "a-key-of-one-client"
     (tmp_path / "f").write_text(f"one {key} requests-per-minute=5 tokens-per-minute=100000")
@@ -253,97 +170,6 @@ async def test_limits_of_a_client_are_exact_over_all_workers(tmp_path: Path) -> 
         assert sorted(answer.status for answer in answers) == [200] * 5 + [429] * 3
         assert await metric(a.port, 'grapevine_client_requests_total{client="one"}') == 5
         assert await metric(a.port, 'grapevine_client_refusals_total{client="one",limit="requests"}') == 3
-
-
-async def test_a_worker_that_hangs_gets_no_connections(nodes: Cluster) -> None:
-    a = nodes[0]
-    stopped = front_of(a).workers[0]
-    os.kill(stopped.pid, signal.SIGSTOP)
-    try:
-        await until(lambda: not stopped.takes)
-        async with AsyncExitStack() as stack:
-            for client in await connected(stack, a.port, 3):
-                assert (await client.ask("POST", CHAT, (), chat())).status == 200
-    finally:
-        os.kill(stopped.pid, signal.SIGCONT)
-    await until(lambda: stopped.takes)
-
-
-async def test_a_worker_that_has_no_descriptors_left_loses_a_connection_and_nothing_else(nodes: Cluster) -> None:
-    a = nodes[0]
-    full, other = front_of(a).workers
-    soft, hard = resource.prlimit(full.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (3, hard))
-    statuses = []
-    async with AsyncExitStack() as stack:
-        for client in await connected(stack, a.port, 2):
-            try:
-                statuses.append((await client.ask("GET", "/v1/models")).status)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                statuses.append(0)
-        assert sorted(statuses) == [0, 200]
-        await front_of(a).settle()
-        assert (full.load, other.load) == (0, 1), "it is not taken to hold what it has lost"
-        resource.prlimit(full.pid, resource.RLIMIT_NOFILE, (soft, hard))
-        (client,) = await connected(stack, a.port, 1)
-        assert (await client.ask("POST", CHAT, (), chat())).status == 200
-        await front_of(a).settle()
-        assert (full.connections, other.connections) == (1, 1)
-
-
-async def test_a_worker_that_hung_or_started_meanwhile_knows_the_keys_of_now(tmp_path: Path) -> None:
-    """What changes is told to those too of whom nobody expects that they listen."""
-    file = tmp_path / "clients"
-    file.write_text("one a-key-of-one-client")
-    async with worked(2, cluster_key="a-secret-of-the-cluster-for-tests", clients_file=str(file)) as nodes:
-        a = nodes[0]
-
-        async def asked(key: str) -> list[int]:
-            """One after the other through both workers, run by the other node."""
-            headers = (("Authorization", f"Bearer {key}"), (FORCE, "b"))
-            async with AsyncExitStack() as stack:
-                clients = await connected(stack, a.port, 2)
-                return [(await client.ask("POST", CHAT, headers, chat())).status for client in clients]
-
-        hung, victim = front_of(a).workers
-        os.kill(victim.pid, signal.SIGKILL)
-        await until(lambda: front_of(a).workers[1].pid not in (0, victim.pid))
-        stopped = [hung.pid, front_of(a).workers[1].pid]
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        await until(lambda: not hung.takes)
-        file.write_text("one another-key-of-the-client")
-        old = a.node.keys.ring.ids[0]
-        for member in nodes.members:
-            await member.node.reloader.look(forced=True)
-            await member.node.keys.add("another-secret-of-the-cluster")
-        for member in nodes.members:
-            member.node.keys.use(member.node.keys.ring.ids[1])
-            member.node.keys.remove(old)
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-        await complete(a)
-        await until(lambda: hung.takes)
-        await front_of(a).settle()
-        assert await asked("a-key-of-one-client") == [401, 401]
-        assert await asked("another-key-of-the-client") == [200, 200]
-
-
-async def test_a_worker_whose_files_are_broken_starts_when_they_are_mended(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file, key = tmp_path / "clients", "a-key-of-one-client"
-    file.write_text(f"one {key}")
-    async with worked(clients_file=str(file)) as nodes:
-        a = nodes[0]
-        file.write_text("one")
-        os.kill(front_of(a).workers[0].pid, signal.SIGKILL)
-        await until(lambda: front_of(a).restarts == 2)
-        assert (await ask(a.port, "POST", CHAT, (("Authorization", f"Bearer {key}"),), chat())).status == 200
-        file.write_text(f"one {key}")
-        await until(lambda: front_of(a).workers[0].serves)
-    told = capfd.readouterr().err
-    assert "until that is mended this worker does not start" in told and "Traceback" not in told
 
 
 async def test_what_is_no_request_for_an_engine_is_answered_by_the_main_process(nodes: Cluster) -> None:
@@ -391,152 +217,6 @@ async def test_the_log_tells_which_worker_speaks(tmp_path: Path, free_port: int)
             raise AssertionError("no worker has said anything")
     finally:
         await engine.close()
-
-
-async def test_no_worker_outlives_a_killed_node(tmp_path: Path, free_port: int) -> None:
-    engine = await FakeEngine(tmp_path / "e").start(tcp=True)
-    try:
-        async with started(tmp_path, engine.url, free_port) as node:
-            await serving(free_port)
-            workers = children(node.pid)
-            assert len(workers) == 2
-            node.kill()
-            await node.wait()
-            await until(lambda: not any(alive(pid) for pid in workers))
-    finally:
-        await engine.close()
-
-
-async def test_a_node_that_is_told_to_stop_ends_its_answers_first(tmp_path: Path, free_port: int) -> None:
-    engine, gate = await FakeEngine(tmp_path / "e").start(tcp=True), Gate()
-    engine.script = fake.gated(gate, [fake.sse("one"), fake.sse("two"), fake.DONE])
-    try:
-        async with started(tmp_path, engine.url, free_port) as node:
-            await serving(free_port)
-            workers = children(node.pid)
-            async with connect("127.0.0.1", free_port) as client, connect("127.0.0.1", free_port) as idle:
-                stream = await streaming(client, gate)
-                assert (await idle.ask("GET", "/healthz")).status == 200
-                node.terminate()
-                while not json.loads((await idle.ask("GET", "/readyz")).body)["leaving"]:
-                    pass
-                gate.open(2)
-                assert b"".join([piece async for piece in stream]) == fake.sse("two") + fake.DONE
-                async with asyncio.timeout(PATIENCE_S):
-                    assert await idle.reader.read() == b""
-            assert await node.wait() == 0
-            await until(lambda: not any(alive(pid) for pid in workers))
-    finally:
-        await engine.close()
-
-
-STORY = {
-    "model": "m",
-    "messages": [{"role": "user", "content": "Tell me a story."}],
-    "max_tokens": 12,
-    "temperature": 0,
-    "ignore_eos": True,
-    "stream": True,
-}
-
-
-@asynccontextmanager
-async def carrying() -> AsyncIterator[Cluster]:
-    """Three nodes with workers over engines whose streams can be broken. Nothing runs twice, and nothing is left."""
-    decodes = Decodes()
-    async with worked(0) as nodes:
-        for name in "abc":
-            engine = FaultyEngine(nodes.folder / f"{name}.fake", decodes=decodes)
-            await complete(await nodes.add(name, engine=engine))
-        await nodes.agree()
-        yield nodes
-        for member in nodes.members:
-            await until(lambda member=member: not member.node.admission.active)  # type: ignore[misc]
-        await until(lambda: not decodes.open)
-        assert not decodes.doubled
-
-
-async def tell(nodes: Cluster, target: str) -> bytes:
-    """The story as it comes through the first node from another one."""
-    answer = await ask(nodes[0].port, "POST", CHAT, ((FORCE, target),), json.dumps(STORY).encode())
-    assert answer.status == 200 and answer.complete
-    return without_time(answer.body)
-
-
-def without_time(raw: bytes) -> bytes:
-    return re.sub(rb'"created":\d+|"id":"[^"]*"', b"", raw)
-
-
-async def test_a_stream_that_breaks_goes_on_elsewhere_to_the_byte() -> None:
-    async with carrying() as nodes:
-        whole, broken = await tell(nodes, "c"), 0
-        for target in "ab":  # the entry's own engine, and a peer's
-            for kind in ("reset", "garbage", "error"):
-                nodes["abc".index(target)].faulty.faults = [Fault(5, kind)]
-                assert await tell(nodes, target) == whole, (target, kind)
-                broken += 1
-        page = (await ask(nodes[0].port, "GET", "/metrics")).body.decode()
-        carried = re.findall(r'grapevine_carries_total\{[^}]*result="carried"\} (\S+)', page)
-        assert sum(map(float, carried)) == broken
-
-
-async def test_an_answer_in_one_piece_is_gathered_carried_and_counted_once() -> None:
-    sent = json.dumps({name: value for name, value in STORY.items() if name != "stream"} | {"max_tokens": 40}).encode()
-    async with carrying() as nodes:
-        answers = []
-        for target in "cab":
-            if target != "c":
-                nodes["abc".index(target)].faulty.faults = [Fault(5, "reset")]
-            answer = await ask(nodes[0].port, "POST", CHAT, ((FORCE, target),), sent)
-            assert answer.status == 200 and answer.one("x-grapevine-target") == target
-            answers.append(re.sub(rb',"prompt_tokens_details":\{[^}]*\}', b"", without_time(answer.body)))
-        assert answers[0] == answers[1] == answers[2]
-        assert await metric(nodes[0].port, 'grapevine_gathered_answers_total{result="whole"}') == 3
-        page = (await ask(nodes[0].port, "GET", "/metrics")).body.decode()
-        counted = re.findall(r'grapevine_requests_total\{[^}]*status="200"\} (\S+)', page)
-        assert sum(map(float, counted)) == 3
-
-
-async def test_a_drained_node_moves_the_streams_of_its_workers() -> None:
-    """Also those of which the entry's worker does not know yet whether they may."""
-    async with carrying() as nodes:
-        whole = await tell(nodes, "c")
-        for target in "ab":
-            member = nodes["abc".index(target)]
-            member.faulty.faults = [Fault(5, "stall")]
-            telling = asyncio.create_task(tell(nodes, target))
-            await member.faulty.until_stalled()
-            await until(lambda member=member: member.node.handovers.running.movable == 1)  # type: ignore[misc]
-            member.node.drain(60)
-            assert await telling == whole
-            await until(lambda member=member: member.node.drain_status()["phase"] == "drained")  # type: ignore[misc]
-            await member.node.resume()
-        page = (await ask(nodes[0].port, "GET", "/metrics")).body
-        assert b'cause="moved",result="carried"} 2.0' in page
-
-
-async def test_only_those_streams_move_that_are_asked_to_and_once_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that has to ask first whether a stream may move remembers which one, wherever that runs."""
-    for limit in ("PATIENCE_MIN_S", "PATIENCE_MAX_S"):  # else a stream that pauses is carried as one that hangs
-        monkeypatch.setattr(f"node.relay.carry.silence.{limit}", 600.0)
-    async with carrying() as nodes:
-        a, b, _ = nodes.members
-        whole = await tell(nodes, "c")
-        stay: list[asyncio.Task[bytes]] = []
-        go: list[asyncio.Task[bytes]] = []
-        for member, telling in ((a, stay), (b, go)):  # of each, one for each worker of their entry
-            member.faulty.faults = [Fault(5, "pause"), Fault(5, "pause")]
-            for number in (1, 2):
-                await front_of(a).settle()
-                telling.append(asyncio.create_task(tell(nodes, member.name)))
-                await until(lambda: member.node.handovers.running.movable == number)  # noqa: B023
-        assert [len(worker.desk) for worker in front_of(a).workers] == [2, 2]
-        assert b.node.handovers.move_all() == 2
-        assert await asyncio.gather(*go) == [whole] * 2
-        a.faulty.resume()
-        assert await asyncio.gather(*stay) == [whole] * 2
-        assert await metric(a.port, 'grapevine_carries_total{cause="moved",result="carried"}') == 2
-        assert (await ask(a.port, "GET", "/metrics")).body.count(b'result="carried"} 0.0') == len(CAUSES) - 1
 
 
 async def test_a_request_whose_engine_says_nothing_is_given_up_as_by_one_process() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
 
 from node.policy.base import CandidateCost, Choice, Question
+from node.policy.best_pull import NO_PULL, SAME_MS, BestPull, Way, shared
 from node.policy.cost import CostConfig
 from node.policy.pull import PullModel
 from node.policy.times import PRIOR_GAP_MS, PRIOR_REQUEST_MS
@@ -85,10 +85,8 @@ class PlainCost:
         if question.forbid_pull:
             return []
         giving = question.giving_tokens
-        if question.force_source is not None:
-            return [source for source in question.sources if source.name == question.force_source]
         holders = [source for source in question.sources if giving.get(source.name)]
-        holders.sort(key=lambda source: -giving[source.name])
+        holders.sort(key=lambda source: (source.name != question.force_source, -giving[source.name]))
         return holders[: self.config.sources + 1]
 
     def _cost(self, candidate: Candidate, question: Question, holders: list[Candidate], now: float) -> CandidateCost:
@@ -113,7 +111,7 @@ class PlainCost:
             queue_ms = max(queue_ms, beyond * request_ms / slots)
             queue_ms += request_ms if question.refused else 0.0
         held = question.matched_tokens.get(candidate.name, 0)
-        pull = self._best_pull(candidate, question, holders, held, prefill) if holders else _NO_PULL
+        pull = self._best_pull(candidate, question, holders, held, prefill) if holders else NO_PULL
         cached = held + pull.tokens
         hop_ms = candidate.hop_ms
         prefill_ms = prefill.ms(cached, max(0, question.prompt_tokens - cached))
@@ -140,6 +138,7 @@ class PlainCost:
             source=pull.source,
             source_chunks=pull.chunks,
             age_ms=age_s * 1000,
+            helpers=pull.helpers,
         )
 
     def _barrier(self, candidate: Candidate, question: Question) -> float:
@@ -150,12 +149,13 @@ class PlainCost:
 
     def _best_pull(
         self, candidate: Candidate, question: Question, holders: list[Candidate], held: int, prefill: PrefillTime
-    ) -> _Pull:
+    ) -> BestPull:
         """The source that saves most, or none."""
         info = question.info(candidate)
         if info is None or not info.fingerprint or not info.kv_token_bytes:
-            return _NO_PULL
-        best, saved = _NO_PULL, 0.0
+            return NO_PULL
+        best, saved = NO_PULL, 0.0
+        ways = {}
         for source in holders:
             extra = question.giving_tokens.get(source.name, 0) - held
             if extra <= 0 or source.name == candidate.name:
@@ -163,16 +163,22 @@ class PlainCost:
             theirs = question.info(source)
             if theirs is None or theirs.fingerprint != info.fingerprint or not source.exchanges_kv_with(candidate):
                 continue
-            recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
             rtt = candidate.load.rtts.get(source.name, source.hop_ms if candidate.is_self else candidate.hop_ms)
             net = candidate.load.rates.get(source.name, 0.0) or self.pull.guess(question.typical.net, rtt)
-            pull_ms = self.pull.pull_ms(extra, info.kv_token_bytes, rtt, net)
-            forced = question.force_source is not None
-            if not forced and not self.pull.pays(pull_ms, recompute_ms):
+            ways[source.name] = Way(source.name, extra, rtt, net)
+        forced = question.force_source
+        for name, way in ways.items():
+            if name != forced if forced is not None else way.worse(ways.values()):
                 continue
-            if forced or recompute_ms - pull_ms > saved:
+            recompute_ms = prefill.ms(held, way.tokens) - prefill.fixed_ms
+            memory_ms = way.tokens * info.kv_token_bytes / self.pull.memory * 1000
+            helpers, net_ms = shared(self.pull, way, ways, info.kv_token_bytes)
+            pull_ms = self.pull.lookup_ms + way.rtt_ms + memory_ms + self.pull.step_ms + net_ms
+            if forced is None and not self.pull.pays(pull_ms, recompute_ms):
+                continue
+            if forced is not None or recompute_ms - pull_ms > saved + SAME_MS:
                 saved = recompute_ms - pull_ms
-                best = _Pull(source.name, extra, pull_ms, question.giving_chunks.get(source.name, 0))
+                best = BestPull(name, way.tokens, pull_ms, question.giving_chunks.get(name, 0), helpers)
         return best
 
 
@@ -184,14 +190,6 @@ def _known_queue_ms(candidate: Candidate, since: Unseen) -> float:
     return load.queued_ms + since.sent_ms + line_ms
 
 
-class _Pull(NamedTuple):
-    source: str | None = None
-    tokens: int = 0
-    ms: float = 0.0
-    chunks: int = 0
-
-
-_NO_PULL = _Pull()
 _NOTHING = Unseen()
 
 
