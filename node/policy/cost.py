@@ -3,7 +3,7 @@
     total   = hop + queue + pull + prefill + decode + barrier + burden
     hop     = round trip to the candidate
     queue   = max(prompts queued there, requests beyond its slots * request time / slots)
-    pull    = fetching the prefix that a source has and the candidate lacks, where that pays (`node.policy.pull`)
+    pull    = fetching the prefix that a source has and the candidate lacks, where that pays (`node.policy.best_pull`)
     prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
     barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it

@@ -2,7 +2,8 @@
 
 | file | where | what |
 |---|---|---|
-| `messages.py`, `told.py` | both | what main process and workers say to each other; requests and plans in that form |
+| `up.py`, `down.py` | both | what workers say to the main process, and it to them |
+| `forms.py`, `told.py` | both | requests and plans in the form in which they travel |
 | `packing.py` | both | messages as bytes and back, every field's type checked |
 | `channel.py` | both | one Unix socket, framed messages, those of one turn of the loop in one write |
 | `front.py`, `process.py` | main | the port: accepts, hands sockets out, keeps workers alive; one worker as a process |

@@ -22,9 +22,10 @@ from node.relay.upstream import (
     UpstreamStalledError,
 )
 from node.view import ClusterView
-from node.workers.messages import Ask, Cancel, End, Fail, Tried
+from node.workers.down import Cancel, Fail
+from node.workers.up import Ask, End, Tried
 
-#: How an exchange may fail, in the words of `messages.Tried`.
+#: How an exchange may fail, in the words of `up.Tried`.
 FAULTS: dict[str, type[UpstreamError]] = {
     "refused": UpstreamRefusedError,
     "silent": UpstreamSilentError,

@@ -40,7 +40,7 @@ from node.relay.carry.marks import MAX_LEG
 from node.relay.handover import Handovers, Leg
 from node.relay.ports import Notes, Peers, Runner
 from node.relay.refused import Refused as NobodyRuns
-from node.workers import messages as m
+from node.workers import down, up
 from node.workers.asked import Answer, Asked, AskedAttempts, AskedCall, asked_call
 from node.workers.runners import AskedDispatcher
 from node.workers.told import options_of, plan_of, request_of, told_plan
@@ -100,22 +100,22 @@ class Desk:
         self._moving: asyncio.Handle | None = None
         self._gone = False
         self._take: dict[type[Any], Callable[[Any], None]] = {
-            m.Ask: self._ask,
-            m.Serve: self._serve,
-            m.Begin: self._begin,
-            m.Tried: self._tried,
-            m.Moved: self._moved,
-            m.End: self._end,
-            m.Enter: self._enter,
-            m.Left: self._left,
-            m.AskKnown: self._known,
-            m.AskElsewhere: self._elsewhere,
-            m.Settle: self._settle,
-            m.Note: self._note,
-            m.Refused: self._refused,
-            m.Counted: self._counted,
-            m.Broke: self._broke,
-            m.Carried: self._carried,
+            up.Ask: self._ask,
+            up.Serve: self._serve,
+            up.Begin: self._begin,
+            up.Tried: self._tried,
+            up.Moved: self._moved,
+            up.End: self._end,
+            up.Enter: self._enter,
+            up.Left: self._left,
+            up.AskKnown: self._known,
+            up.AskElsewhere: self._elsewhere,
+            up.Settle: self._settle,
+            up.Note: self._note,
+            up.Refused: self._refused,
+            up.Counted: self._counted,
+            up.Broke: self._broke,
+            up.Carried: self._carried,
         }
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class Desk:
         for asked in tuple(self._asked.values()):
             if asked.opened is not None:
                 self._broken_off(asked)
-            self._end(m.End(asked.id, False, 0, 0.0))
+            self._end(up.End(asked.id, False, 0, 0.0))
         for client in self._inside.values():
             client.leave(0.0)
         self._inside.clear()
@@ -156,11 +156,11 @@ class Desk:
         targets = {target for target in held if target != name}
         if targets:
             ages = tuple((target, registry.row_age_s(target)) for target in sorted(targets))
-            self.send(m.Ages(self._parts.clock(), ages))
+            self.send(down.Ages(self._parts.clock(), ages))
 
     # --- clients' requests
 
-    def _ask(self, ask: m.Ask) -> None:
+    def _ask(self, ask: up.Ask) -> None:
         parsed, options = request_of(ask.read), options_of(ask.options)
         asked = self._new(ask.id)
         call = AskedCall(
@@ -182,17 +182,17 @@ class Desk:
         attempts = asked.attempts = AskedAttempts(call, ask)
         self._run(asked, self._open(asked, ask, attempts))
 
-    def _charged(self, ask: m.Ask, parsed: ParsedRequest) -> bool:
+    def _charged(self, ask: up.Ask, parsed: ParsedRequest) -> bool:
         """Whether a client's limit leaves room for the tokens of its request; else it is told."""
         client = self._parts.access.named(ask.key_of)
         if client is None:  # its key was taken out while its body came
             return True
         denied = client.spend(most_tokens(parsed), self._parts.clock())
         if denied is not None:
-            self.send(m.Deny(ask.id, denied.message, denied.after_s))
+            self.send(down.Deny(ask.id, denied.message, denied.after_s))
         return denied is None
 
-    async def _open(self, asked: Asked, ask: m.Ask, attempts: AskedAttempts) -> None:
+    async def _open(self, asked: Asked, ask: up.Ask, attempts: AskedAttempts) -> None:
         set_request(ask.rid)
         try:
             opened, finish = await self._parts.dispatcher.open(attempts)
@@ -216,7 +216,7 @@ class Desk:
     def _answered(self, first: _First, status: int) -> None:
         self._parts.notes.answered(first.call, first.plan, status, first_byte_s=first.first_byte_s, told=first.told)
 
-    def _counted(self, told: m.Counted) -> None:
+    def _counted(self, told: up.Counted) -> None:
         """An answer that was gathered is whole, or another leg's answer is the one: only now that is known."""
         first = self._late.pop(told.id, None)
         if first is not None:
@@ -224,32 +224,32 @@ class Desk:
 
     def _refuse(self, number: int, why: Refusal, attempts: AskedAttempts) -> None:
         past = attempts.past()
-        self.send(m.Refuse(number, why.status, why.code, why.message, why.type, why.param, why.retry_after_s, past))
+        self.send(down.Refuse(number, why.status, why.code, why.message, why.type, why.param, why.retry_after_s, past))
 
     # --- peers' requests
 
-    def _serve(self, serve: m.Serve) -> None:
+    def _serve(self, serve: up.Serve) -> None:
         call = PeerCall(serve.method, serve.target, serve.rid, dict(serve.ours))
         try:
             plan, signed = self._parts.routes.check(call, serve.remote)
         except ApiFailure as failure:
             error = failure.error
-            self.send(m.GuestRefused(serve.id, error.status, error.code, error.message))
+            self.send(down.GuestRefused(serve.id, error.status, error.code, error.message))
             return
         self._serving[serve.id] = (plan, serve.arrived)
         while len(self._serving) > MAX_SERVING:
             self._serving.popitem(last=False)
         key, tag = signed.secrets() if signed is not None else (b"", b"")
-        self.send(m.Served(serve.id, told_plan(plan), key, tag))
+        self.send(down.Served(serve.id, told_plan(plan), key, tag))
 
-    def _begin(self, begin: m.Begin) -> None:
+    def _begin(self, begin: up.Begin) -> None:
         found = self._serving.pop(begin.id, None)
         if found is None:
-            self.send(m.GuestRefused(begin.id, 503, "target_failed", "Its body came too late."))
+            self.send(down.GuestRefused(begin.id, 503, "target_failed", "Its body came too late."))
             return
         plan, arrived = found
         if plan.patience_ms and self._parts.queued_ms() > plan.patience_ms:
-            self.send(m.GuestBusy(begin.id, True, self._parts.vector().encode()))
+            self.send(down.GuestBusy(begin.id, True, self._parts.vector().encode()))
             return
         asked = self._new(begin.id)
         options = RouteOptions(rid=plan.rid)
@@ -264,10 +264,10 @@ class Desk:
         if isinstance(outcome, Busy):
             load = outcome.load or self._parts.vector()
             self._asked.pop(asked.id, None)
-            self.send(m.GuestBusy(asked.id, outcome.longer, load.encode()))
+            self.send(down.GuestBusy(asked.id, outcome.longer, load.encode()))
         elif isinstance(outcome, Failed):
             self._asked.pop(asked.id, None)
-            self.send(m.GuestRefused(asked.id, 503, "target_failed", outcome.why))
+            self.send(down.GuestRefused(asked.id, 503, "target_failed", outcome.why))
         else:
             asked.hold(outcome, _no_finish)
             self._opened(asked, call, leg)
@@ -288,25 +288,25 @@ class Desk:
         asked.task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a worker's request failed", exc_info=error)
-            self.send(m.Refuse(asked.id, 500, "internal_error", _FAILED, "server_error", None, None, _NOTHING))
+            self.send(down.Refuse(asked.id, 500, "internal_error", _FAILED, "server_error", None, None, _NOTHING))
         elif asked.opened is not None:
             return
         if self._asked.get(asked.id) is asked:
             del self._asked[asked.id]
-        asked.over(m.End(asked.id, False, 0, 0.0))
+        asked.over(up.End(asked.id, False, 0, 0.0))
 
     def _opened(self, asked: Asked, call: Call, leg: Leg | None = None) -> None:
         """An answer is open in the worker: tell what it waits for, and keep what it holds."""
         opened = asked.opened
         assert opened is not None
         if asked.waits:
-            self.send(m.Opened(asked.id, tuple(opened.headers)))
+            self.send(down.Opened(asked.id, tuple(opened.headers)))
         tried = asked.tried
         if tried is not None:
             asked.count(tried.events, self._parts.clock())
         if asked.ended is not None or self._gone:
             self._asked.pop(asked.id, None)
-            asked.over(asked.ended or m.End(asked.id, False, 0, 0.0))
+            asked.over(asked.ended or up.End(asked.id, False, 0, 0.0))
             return
         if opened.plan.target == self._parts.name and not opened.upstream.whole:
             carriage = call.parsed.carriage
@@ -321,9 +321,9 @@ class Desk:
 
     def _move_now(self) -> None:
         self._moving = None
-        self.send(m.MoveAll())
+        self.send(down.MoveAll())
 
-    def _tried(self, tried: m.Tried) -> None:
+    def _tried(self, tried: up.Tried) -> None:
         asked = self._asked.get(tried.id)
         if asked is not None and asked.came(tried):
             return
@@ -332,15 +332,15 @@ class Desk:
         # It was given up here while the worker began to show its answer.
         if asked is not None and asked.task is not None:
             asked.task.cancel()
-        self.send(m.Fail(tried.id, "silent", "it answered too late"))
+        self.send(down.Fail(tried.id, "silent", "it answered too late"))
 
-    def _moved(self, moved: m.Moved) -> None:
+    def _moved(self, moved: up.Moved) -> None:
         for number, events, at, waiting_since in moved.answers:
             asked = self._asked.get(number)
             if asked is not None:
                 asked.moved(events, at, waiting_since)
 
-    def _end(self, end: m.End) -> None:
+    def _end(self, end: up.End) -> None:
         self._serving.pop(end.id, None)
         asked = self._asked.get(end.id)
         if asked is None:
@@ -368,45 +368,45 @@ class Desk:
 
     # --- small questions
 
-    def _enter(self, enter: m.Enter) -> None:
+    def _enter(self, enter: up.Enter) -> None:
         client = self._parts.access.named(enter.name)
         if client is None:
-            self.send(m.Entered(enter.id, True, "", None))
+            self.send(down.Entered(enter.id, True, "", None))
             return
         denied = client.enter(enter.at)
         if denied is not None:
-            self.send(m.Entered(enter.id, False, denied.message, denied.after_s))
+            self.send(down.Entered(enter.id, False, denied.message, denied.after_s))
             return
         self._inside[enter.id] = client
-        self.send(m.Entered(enter.id, False, "", None))
+        self.send(down.Entered(enter.id, False, "", None))
 
-    def _left(self, left: m.Left) -> None:
+    def _left(self, left: up.Left) -> None:
         client = self._inside.pop(left.id, None)
         if client is not None:
             client.leave(max(0.0, left.took_s))
 
-    def _known(self, ask: m.AskKnown) -> None:
+    def _known(self, ask: up.AskKnown) -> None:
         known = self._parts.registry.known
-        self.send(m.Known(ask.id, tuple(name for name in ask.names if known(name))))
+        self.send(down.Known(ask.id, tuple(name for name in ask.names if known(name))))
 
-    def _elsewhere(self, ask: m.AskElsewhere) -> None:
+    def _elsewhere(self, ask: up.AskElsewhere) -> None:
         yes = self._parts.dispatcher.elsewhere(request_of(ask.read), options_of(ask.options))
-        self.send(m.Elsewhere(ask.id, yes))
+        self.send(down.Elsewhere(ask.id, yes))
 
-    def _settle(self, settle: m.Settle) -> None:
+    def _settle(self, settle: up.Settle) -> None:
         task = asyncio.get_running_loop().create_task(self._settled(settle))
         self._small.add(task)
         task.add_done_callback(self._small.discard)
 
-    async def _settled(self, settle: m.Settle) -> None:
+    async def _settled(self, settle: up.Settle) -> None:
         answer = Answer(Asked(self, settle.id))
         opened = OpenedAttempt(plan_of(settle.plan), answer, b"", leg=settle.leg)
         await self._parts.peers.settled(opened)
-        self.send(m.Settled(settle.id))
+        self.send(down.Settled(settle.id))
 
     # --- what is counted
 
-    def _note(self, note: m.Note) -> None:
+    def _note(self, note: up.Note) -> None:
         metrics = self._parts.metrics
         match note.what:
             case "denied":
@@ -424,15 +424,15 @@ class Desk:
             case _:
                 raise RemoteError(f"worker: {note.what[:20]} is nothing that is counted")
 
-    def _refused(self, told: m.Refused) -> None:
+    def _refused(self, told: up.Refused) -> None:
         call = _call_named(told.rid, told.model, told.stream, told.arrived)
         self._parts.notes.answered(call, None, told.status, first_byte_s=None)
 
-    def _broke(self, told: m.Broke) -> None:
+    def _broke(self, told: up.Broke) -> None:
         call = _call_named(told.rid, None, False, 0.0)
         self._parts.notes.broke(call, _NO_PLAN, told.why)
 
-    def _carried(self, told: m.Carried) -> None:
+    def _carried(self, told: up.Carried) -> None:
         if told.cause not in CAUSES:
             raise RemoteError("worker: a stream was lost by something unknown")
         call = _call_named("", None, False, 0.0)

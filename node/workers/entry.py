@@ -37,10 +37,11 @@ from node.relay.refused import Refused as NobodyRuns
 from node.relay.session import Session
 from node.relay.upstream import Base, UpstreamAnswer, UpstreamError, open_upstream
 from node.view import Candidate, ClusterView
-from node.workers import messages as m
+from node.workers import down, up
 from node.workers.asked import fault_of
+from node.workers.down import TryLocal, TryPeer
+from node.workers.forms import Pairs
 from node.workers.link import Answering, Link, NoAnswer, Question
-from node.workers.messages import TryLocal, TryPeer
 from node.workers.told import plan_of, read_of, told_options, told_plan
 
 #: How far into an answer the ids are that it gives, bytes; and on which path that is of interest (`node.stored`).
@@ -105,7 +106,7 @@ class Exchanges:
                 opened = await self._try(question, message, call_for(message), failed)
                 if opened is not None:
                     return opened
-            elif not isinstance(message, m.Opened):  # of a try that was given up
+            elif not isinstance(message, down.Opened):  # of a try that was given up
                 return message
 
     async def _try(
@@ -148,7 +149,7 @@ class Exchanges:
             except BaseException:
                 upstream.close()
                 raise
-            if not isinstance(reply, m.Opened):
+            if not isinstance(reply, down.Opened):
                 question.back(reply)
                 self._link.forget_answer(question)
                 upstream.close()
@@ -178,18 +179,25 @@ class Exchanges:
             raise
 
     def _failed(self, question: Question, message: _Try, error: UpstreamError) -> None:
-        told = m.Tried(question.id, message.number, fault_of(error), str(error)[:2000], 0, False, False, 0, b"", ())
+        told = up.Tried(question.id, message.number, fault_of(error), str(error)[:2000], 0, False, False, 0, b"", ())
         self._link.send(told)
 
     def _began(
-        self, question: Question, message: _Try, call: Call, upstream: UpstreamAnswer, *, first: bytes, ours: m.Pairs
+        self,
+        question: Question,
+        message: _Try,
+        call: Call,
+        upstream: UpstreamAnswer,
+        *,
+        first: bytes,
+        ours: Pairs,
     ) -> None:
         parsed = call.parsed
         gathered = not parsed.stream and carriable(call, upstream)
         events = first.count(EVENT) if parsed.stream or gathered else 0
         shown = first[:_FIRST] if parsed.path.startswith(_STORED) else b""
         status, whole = upstream.status, upstream.whole
-        told = m.Tried(question.id, message.number, "", "", status, whole, gathered, events, shown, ours)
+        told = up.Tried(question.id, message.number, "", "", status, whole, gathered, events, shown, ours)
         self._link.send(told)
 
 
@@ -214,7 +222,7 @@ class EntryDispatcher(Dispatcher):
         call, question = attempt.call, self._link.question()
         question.first = first
         self._link.send(
-            m.Ask(
+            up.Ask(
                 question.id,
                 first,
                 # What is asked for anew was charged before.
@@ -248,14 +256,14 @@ class EntryDispatcher(Dispatcher):
         if isinstance(outcome, OpenedAttempt):
             return outcome, _done
         self._link.forget(question)
-        if isinstance(outcome, m.Refuse):
+        if isinstance(outcome, down.Refuse):
             attempt.adopt(outcome.past)
             raise NobodyRuns(
                 Refusal(
                     outcome.status, outcome.code, outcome.message, outcome.type, outcome.param, outcome.retry_after_s
                 )
             )
-        assert isinstance(outcome, m.Deny)
+        assert isinstance(outcome, down.Deny)
         raise denied(outcome.message, outcome.after_s)
 
     def move_all(self) -> None:
@@ -278,7 +286,7 @@ class EntryDispatcher(Dispatcher):
     async def _learn_elsewhere(self, parsed: ParsedRequest, options: RouteOptions) -> None:
         key, read, told_as = (options.rid, options.visited), read_of(parsed), told_options(options)
         try:
-            told = await self._link.ask(lambda number: m.AskElsewhere(number, read, told_as))
+            told = await self._link.ask(lambda number: up.AskElsewhere(number, read, told_as))
         except NoAnswer:
             return
         known = self._believed.pop(key, (False, -inf))
@@ -302,7 +310,7 @@ class EntryApi(OpenAi):
         try:
             return super().authorize(request)
         except ApiFailure:
-            self._link.send(m.Note("stranger", ""))
+            self._link.send(up.Note("stranger", ""))
             raise
 
     async def take(
@@ -318,7 +326,7 @@ class EntryApi(OpenAi):
         self, request: web.BaseRequest, path: str, arrived: float, client: Client
     ) -> web.StreamResponse:
         name = client.name
-        entered = await self._link.ask(lambda number: m.Enter(number, name, arrived))
+        entered = await self._link.ask(lambda number: up.Enter(number, name, arrived))
         if entered.gone:
             raise ApiFailure(ApiError(401, "invalid_api_key", "Incorrect API key provided."))
         if entered.message:
@@ -326,7 +334,7 @@ class EntryApi(OpenAi):
         try:
             return await self._serve(request, path, arrived, client)
         finally:
-            self._link.send(m.Left(entered.id, self._clock() - arrived))
+            self._link.send(up.Left(entered.id, self._clock() - arrived))
 
     def _spend(self, client: Client, parsed: ParsedRequest) -> None:
         """Charged where it is decided (`node.workers.desk`)."""
@@ -341,7 +349,7 @@ class Names:
 
     async def learn(self, names: list[str]) -> None:
         """Ask for these."""
-        told = await self._link.ask(lambda number: m.AskKnown(number, tuple(name[:128] for name in names[:2])))
+        told = await self._link.ask(lambda number: up.AskKnown(number, tuple(name[:128] for name in names[:2])))
         if len(self._known) > MAX_BELIEVED:
             self._known.clear()
         self._known.difference_update(names)
@@ -369,7 +377,7 @@ class Sights:
 
     def failed(self, target: str, why: str) -> None:
         """Tell that a target could not go on."""
-        self._link.send(m.Note("failed", target, why[:2000]))
+        self._link.send(up.Note("failed", target, why[:2000]))
 
     def view(self, parsed: ParsedRequest) -> ClusterView:
         """Nothing is seen of it here: who decides sees it."""
@@ -386,7 +394,7 @@ class Settling:
         """Wait, bounded, until the peer has ended an attempt that was closed here."""
         plan, leg = told_plan(opened.plan), opened.leg
         try:
-            await self._link.ask(lambda number: m.Settle(number, plan, leg))
+            await self._link.ask(lambda number: up.Settle(number, plan, leg))
         except NoAnswer:
             return
 
@@ -409,25 +417,25 @@ class Notes:
         """A request was refused; that it was answered is known where it was opened."""
         if plan is None:
             parsed = call.parsed
-            self._link.send(m.Refused(call.rid, parsed.model, parsed.stream, call.arrived, status))
+            self._link.send(up.Refused(call.rid, parsed.model, parsed.stream, call.arrived, status))
         elif isinstance(plan, EntryPlan) and plan.late:
-            self._link.send(m.Counted(plan.id, status))
+            self._link.send(up.Counted(plan.id, status))
 
     def denied(self, why: str) -> None:
         """A request was refused for want of time."""
-        self._link.send(m.Note("denied", why))
+        self._link.send(up.Note("denied", why))
 
     def carried(self, call: Call, lost: Lost, seconds: float, failed: str) -> None:
         """A stream goes on, or failed to."""
-        self._link.send(m.Carried(lost.cause, seconds, failed[:2000]))
+        self._link.send(up.Carried(lost.cause, seconds, failed[:2000]))
 
     def gathered(self, result: str) -> None:
         """An answer that was to be gathered is over."""
-        self._link.send(m.Note("gathered", result))
+        self._link.send(up.Note("gathered", result))
 
     def broke(self, call: Call, plan: Plan, why: str) -> None:
         """A stream broke."""
-        self._link.send(m.Broke(call.rid, why[:2000]))
+        self._link.send(up.Broke(call.rid, why[:2000]))
 
     def decided(self, call: Call, plan: Plan | Refusal, seconds: float) -> None:
         """Known already."""

@@ -23,7 +23,7 @@ from node.errors import LocalError
 from node.http.router import Router
 from node.http.server import CUT_S, HttpServer
 from node.metrics import Sample
-from node.workers import messages as m
+from node.workers import down
 from node.workers.desk import Parts
 from node.workers.inner import InnerRouter, listen_inside
 from node.workers.process import START_S, WorkerProcess
@@ -48,7 +48,7 @@ class Front:
     """The workers of a node. ``hello`` is what each is greeted with, by its number; ``load`` the node's, packed."""
 
     def __init__(
-        self, count: int, parts: Parts, *, hello: Callable[[int], m.Hello], load: Callable[[], bytes], inside: Path
+        self, count: int, parts: Parts, *, hello: Callable[[int], down.Hello], load: Callable[[], bytes], inside: Path
     ) -> None:
         self._parts = parts
         self._hello = hello
@@ -94,7 +94,7 @@ class Front:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
-        self._tell(m.Finish())
+        self._tell(down.Finish())
 
     async def idle(self) -> None:
         """Wait until no request is being answered."""
@@ -113,7 +113,7 @@ class Front:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         workers = tuple(self._workers.values())
-        self._tell(m.Close())
+        self._tell(down.Close())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S + 1.0):
                 for worker in workers:
@@ -177,21 +177,21 @@ class Front:
 
     def end_streams(self, why: str) -> None:
         """End every stream of a client with an error event."""
-        self._tell(m.EndStreams(why))
+        self._tell(down.EndStreams(why))
 
     def down(self, name: str) -> None:
         """A peer was declared dead."""
-        self._tell(m.Down(name))
+        self._tell(down.Down(name))
 
     def rekey(self, roots: Iterable[bytes]) -> None:
         """The cluster's keys have changed."""
-        self._tell(m.Keys(tuple(roots)))
+        self._tell(down.Keys(tuple(roots)))
 
     async def reread(self, what: str) -> None:
         """A file was read again here, and could be used: let the workers read it too."""
         for worker in self._workers.values():
             if not worker.takes:  # it starts, or its loop does not turn: nobody waits, but it has to
-                worker.send(m.Reread(0, what))
+                worker.send(down.Reread(0, what))
         await self._heard(lambda worker, heard: worker.reread(what, heard))
 
     def _tell(self, message: Any) -> None:

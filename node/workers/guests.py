@@ -19,10 +19,10 @@ from node.relay.call import Opened as OpenedAttempt
 from node.relay.carry.marks import CARRY_HEADER, MAX_LEG
 from node.relay.headers import internal
 from node.relay.ports import unnoticed
-from node.workers import messages as m
+from node.workers import up
+from node.workers.down import GuestBusy, GuestRefused
 from node.workers.entry import Exchanges
 from node.workers.link import Link, Question
-from node.workers.messages import GuestBusy, GuestRefused
 from node.workers.told import read_of
 
 
@@ -48,7 +48,7 @@ class Guests:
         assert isinstance(plan, GuestPlan)
         question = plan.question
         self._link.send(
-            m.Begin(question.id, call.rid, call.target, call.method, call.carries, plan.leg, read_of(call.parsed))
+            up.Begin(question.id, call.rid, call.target, call.method, call.carries, plan.leg, read_of(call.parsed))
         )
         try:
             outcome = await self._exchanges.run(question, lambda message: call)
@@ -97,7 +97,7 @@ class GuestRoutes(PeerRoutes):
         ours = internal(header_list(request))
         rid = request.headers.get("X-Request-Id", "")
         remote, told = request.remote, tuple(ours.items())
-        self._link.send(m.Serve(question.id, request.method, request.raw_path, rid, remote, arrived, told))
+        self._link.send(up.Serve(question.id, request.method, request.raw_path, rid, remote, arrived, told))
         answer = await question.soon()
         if isinstance(answer, GuestRefused):
             raise ApiFailure(ApiError(answer.status, answer.code, answer.message))
@@ -121,7 +121,7 @@ class _Tally:
 
     def add(self, labels: tuple[str, ...]) -> None:
         """Count one."""
-        self._link.send(m.Note("served", labels[0]))
+        self._link.send(up.Note("served", labels[0]))
 
 
 class _Errors:
@@ -140,4 +140,4 @@ class _Error:
 
     def inc(self) -> None:
         """Count one."""
-        self._link.send(m.Note("remote_error", self._what))
+        self._link.send(up.Note("remote_error", self._what))

@@ -15,17 +15,15 @@ from node.relay.local import EVENT
 from node.relay.upstream import UpstreamAnswer
 from node.workers.asked import error_of
 from node.workers.channel import Channel
-from node.workers.messages import (
+from node.workers.down import (
     Cancel,
     Deny,
     Elsewhere,
-    End,
     Entered,
     Fail,
     GuestBusy,
     GuestRefused,
     Known,
-    Moved,
     Opened,
     Refuse,
     Served,
@@ -33,6 +31,7 @@ from node.workers.messages import (
     TryLocal,
     TryPeer,
 )
+from node.workers.up import End, Moved
 
 #: Seconds between two reports of what came of the answers.
 REPORT_EVERY_S = 0.25

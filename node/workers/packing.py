@@ -13,7 +13,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgpack
 
 from node.errors import RemoteError
-from node.workers.messages import FROM_WORKER, TO_WORKER
+from node.workers.down import TO_WORKER
+from node.workers.up import FROM_WORKER
 
 #: Longest message in bytes: the chunk hashes of the longest prompt, and some room.
 MAX_MESSAGE = 8 * 1024 * 1024

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from node.errors import RemoteError
-from node.workers import messages as m
+from node.workers import down, up
 from node.workers.channel import Channel
 from node.workers.desk import Desk, Parts
 
@@ -73,7 +73,7 @@ class WorkerProcess:
         limit = HANGS_S if self.ready.is_set() else START_S
         return not self.gone.is_set() and self._loop.time() - self._heard > limit
 
-    async def start(self, hello: m.Hello) -> None:
+    async def start(self, hello: down.Hello) -> None:
         """Begin; it says that it is `ready` later."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets, sockets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,11 +117,11 @@ class WorkerProcess:
 
     def ping(self, load: bytes, heard: asyncio.Future[None] | None = None) -> None:
         """Ask whether its loop turns; ``heard`` is set when all that it said before is taken in, or it is gone."""
-        self._asks(lambda number: m.Ping(number, load), heard)
+        self._asks(lambda number: down.Ping(number, load), heard)
 
     def reread(self, what: str, heard: asyncio.Future[None]) -> None:
         """Let it read a file again; ``heard`` is set when it has, or is gone."""
-        self._asks(lambda number: m.Reread(number, what), heard)
+        self._asks(lambda number: down.Reread(number, what), heard)
 
     def _asks(self, make: Callable[[int], Any], heard: asyncio.Future[None] | None) -> None:
         if not self.serves:
@@ -146,12 +146,12 @@ class WorkerProcess:
     def _take(self, message: Any) -> None:
         self._heard = self._loop.time()
         match message:
-            case m.Pong():
+            case up.Pong():
                 heard = self._pings.pop(message.number, None)
                 self.answering, self.connections, self._taken = message.answering, message.connections, message.taken
                 if heard is not None and not heard.done():
                     heard.set_result(None)
-            case m.Ready():
+            case up.Ready():
                 self.ready.set()
             case _:
                 try:

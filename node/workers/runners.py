@@ -15,7 +15,7 @@ from node.relay.forward import PeerRunner
 from node.relay.local import LocalRunner, Work
 from node.relay.upstream import UpstreamAnswer
 from node.workers.asked import Answer, AskedCall
-from node.workers.messages import TryLocal, TryPeer
+from node.workers.down import TryLocal, TryPeer
 from node.workers.told import told_plan
 
 

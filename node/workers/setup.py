@@ -13,8 +13,8 @@ from node.flows import WatchedPeers, WatchedRunner
 from node.http.peer import PeerRoutes
 from node.settings import Settings
 from node.workers.desk import Parts
+from node.workers.down import Hello
 from node.workers.front import Front
-from node.workers.messages import Hello
 from node.workers.runners import AskedDispatcher, AskedLocal, AskedPeers
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from node.plan import Plan, RouteOptions
 from node.prompt import ParsedRequest
 from node.prompt.carriage import Carriage
 from node.relay.headers import HeaderList
-from node.workers.messages import Options, Pairs, Planned, Read
+from node.workers.forms import Options, Pairs, Planned, Read
 
 #: Chunks told at most, those of 256 MiB of text: what comes behind is routed as if nobody had it.
 MAX_CHUNKS = 1 << 19

@@ -47,7 +47,7 @@ from node.reload import CLIENTS, TLS
 from node.room import WaitingRoom
 from node.settings import Settings
 from node.tls import ClusterTrust, ServerTls
-from node.workers import messages as m
+from node.workers import down, up
 from node.workers.channel import Channel
 from node.workers.entry import EntryApi, EntryDispatcher, Exchanges, Names, Notes, Settling, Sights
 from node.workers.guests import Counted, GuestRoutes, Guests
@@ -65,7 +65,7 @@ _log = logging.getLogger("grapevine.workers")
 class Worker:
     """The parts of one worker."""
 
-    def __init__(self, hello: m.Hello, link: Link) -> None:
+    def __init__(self, hello: down.Hello, link: Link) -> None:
         self._link = link
         self._number = hello.number
         self.settings = settings = settings_of(hello.settings)
@@ -121,7 +121,7 @@ class Worker:
         asyncio.get_running_loop().add_reader(sockets, self._take_over, sockets, adopt)
         self._serving = True
         spare_collector()
-        link.send(m.Ready(os.getpid()))
+        link.send(up.Ready(os.getpid()))
 
     def _router(self, exchanges: Exchanges) -> Router:
         settings, link = self.settings, self._link
@@ -188,29 +188,29 @@ class Worker:
     def hear(self, message: Any) -> None:
         """Take news of the main process."""
         match message:
-            case m.Ping():
+            case down.Ping():
                 self._load = load_vector.decode(message.load)
                 self._answer(message.number)
-            case m.Ages():
+            case down.Ages():
                 self._sights.heard(message.at, message.ages)
-            case m.Down():
+            case down.Down():
                 self._downs.down(message.name)
-            case m.MoveAll() if self._serving:
+            case down.MoveAll() if self._serving:
                 self._dispatcher.move_all()
-            case m.EndStreams() if self._serving:
+            case down.EndStreams() if self._serving:
                 self._dispatcher.end_streams(message.why)
-            case m.Keys():
+            case down.Keys():
                 self._ring.fill([ClusterKey.from_root(root) for root in message.keys])
                 self._trust.rekey()
-            case m.Reread():
+            case down.Reread():
                 self._keep(asyncio.get_running_loop().create_task(self._reread(message.number, message.what)))
-            case m.Finish() if self._serving:
+            case down.Finish() if self._serving:
                 self._keep(asyncio.get_running_loop().create_task(self._server.stop_accepting()))
-            case m.Close():
+            case down.Close():
                 if not self._serving:
                     os._exit(0)
                 self._keep(asyncio.get_running_loop().create_task(self._close()))
-            case m.MoveAll() | m.EndStreams() | m.Finish():
+            case down.MoveAll() | down.EndStreams() | down.Finish():
                 pass  # there is nothing yet
             case _:
                 raise KeyError(type(message).__name__)
@@ -220,7 +220,7 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     def _answer(self, number: int) -> None:
-        self._link.send(m.Pong(number, self._server.answering, self._server.connections, self._taken))
+        self._link.send(up.Pong(number, self._server.answering, self._server.connections, self._taken))
 
     async def _reread(self, number: int, what: str) -> None:
         """Read a file again that the main process could use."""
@@ -242,14 +242,14 @@ class Worker:
 
 async def _run(channel_fd: int, sockets_fd: int) -> int:
     loop = asyncio.get_running_loop()
-    hello: asyncio.Future[m.Hello] = loop.create_future()
+    hello: asyncio.Future[down.Hello] = loop.create_future()
     worker: Worker | None = None
     early: list[Any] = []  # said while this process started
 
     def hear(message: Any) -> None:
         if worker is not None:
             worker.hear(message)
-        elif isinstance(message, m.Hello) and not hello.done():
+        elif isinstance(message, down.Hello) and not hello.done():
             hello.set_result(message)
         else:
             early.append(message)

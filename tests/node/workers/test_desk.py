@@ -12,7 +12,7 @@ from node.errors import RemoteError
 from node.plan import Plan
 from node.relay.call import Opened
 from node.relay.upstream import UpstreamBrokenError, UpstreamRefusedError, UpstreamSilentError
-from node.workers import messages as m
+from node.workers import down, up
 from node.workers.asked import Answer, Asked
 from node.workers.desk import Desk, Parts
 
@@ -29,8 +29,8 @@ class Said:
         self.said.append(message)
 
 
-def tried(number: int, fault: str = "", *, of: int = 1) -> m.Tried:
-    return m.Tried(of, number, fault, "why", 200, False, False, 2, b"", ())
+def tried(number: int, fault: str = "", *, of: int = 1) -> up.Tried:
+    return up.Tried(of, number, fault, "why", 200, False, False, 2, b"", ())
 
 
 def trying(asked: Asked, answer: Answer) -> asyncio.Task[None]:
@@ -71,7 +71,7 @@ async def test_an_answer_to_a_try_that_was_given_up_is_taken_back_where_it_may_b
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert worker.said == [("try", 1), m.Cancel(1, 1)]
+    assert worker.said == [("try", 1), down.Cancel(1, 1)]
     assert asked.came(tried(1)) is waits, "one that waits for its headers shows nothing"
     assert asked.came(tried(1, "silent")), "a fault is no answer"
 
@@ -81,8 +81,8 @@ async def test_what_an_answer_holds_is_given_back_once() -> None:
     asked.count = lambda events, at: counted.append((events, at))
     asked.hold(Opened(PLAN, Answer(asked), b"", on_end=ended.append), ended.append)
     asked.moved(3, 1.0, 1.0)
-    asked.over(m.End(1, True, 2, 2.0))
-    asked.over(m.End(1, False, 2, 3.0))
+    asked.over(up.End(1, True, 2, 2.0))
+    asked.over(up.End(1, False, 2, 3.0))
     assert ended == [True, True] and counted == [(3, 1.0), (2, 2.0)]
 
 
@@ -90,17 +90,17 @@ async def test_a_late_answer_of_a_request_that_is_over_is_taken_from_the_worker(
     worker = Said()
     desk = Desk(cast(Parts, None), worker.send)
     desk.take(tried(1, of=7))
-    assert worker.said == [m.Fail(7, "silent", "it answered too late")]
+    assert worker.said == [down.Fail(7, "silent", "it answered too late")]
     desk.take(tried(1, "broken", of=7))
-    desk.take(m.End(7, False, 0, 0.0))
-    desk.take(m.Moved(((7, 1, 1.0, 0.0),)))
-    desk.take(m.Left(7, 1.0))
+    desk.take(up.End(7, False, 0, 0.0))
+    desk.take(up.Moved(((7, 1, 1.0, 0.0),)))
+    desk.take(up.Left(7, 1.0))
     assert len(worker.said) == 1 and not len(desk)
     desk.lost()
 
 
 def test_what_a_worker_never_says_makes_no_sense() -> None:
     desk = Desk(cast(Parts, SimpleNamespace(metrics=None)), Said().send)
-    for message in (m.Cancel(1, 1), m.Note("nothing", "x"), m.Carried("by magic", 1.0, "")):
+    for message in (down.Cancel(1, 1), up.Note("nothing", "x"), up.Carried("by magic", 1.0, "")):
         with pytest.raises(RemoteError):
             desk.take(message)

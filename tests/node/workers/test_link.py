@@ -11,8 +11,8 @@ import pytest
 from node.errors import RemoteError
 from node.http.errors import ApiFailure
 from node.relay.upstream import UpstreamError, UpstreamStalledError
+from node.workers import down, up
 from node.workers import link as links
-from node.workers import messages as m
 from node.workers.link import Answering, Link
 from tests.waiting import until
 
@@ -63,19 +63,19 @@ async def test_a_question_that_nobody_answers_is_a_503_and_forgotten(monkeypatch
     monkeypatch.setattr(links, "QUESTION_S", 0.01)
     link, channel = linked()
     with pytest.raises(ApiFailure) as failure:
-        await link.ask(lambda number: m.AskKnown(number, ("a",)))
+        await link.ask(lambda number: up.AskKnown(number, ("a",)))
     assert failure.value.error.status == 503
-    channel.take(m.Known(channel.said[0].id, ("a",)))  # too late, and no error
+    channel.take(down.Known(channel.said[0].id, ("a",)))  # too late, and no error
 
 
 async def test_a_question_has_its_own_answers_in_their_order() -> None:
     link, channel = linked()
     one, two = link.question(), link.question()
-    channel.take(m.Settled(two.id))
-    channel.take(m.Elsewhere(one.id, True))
-    channel.take(m.Settled(one.id))
-    assert [await one.get(), await one.get()] == [m.Elsewhere(one.id, True), m.Settled(one.id)]
-    assert await two.soon() == m.Settled(two.id)
+    channel.take(down.Settled(two.id))
+    channel.take(down.Elsewhere(one.id, True))
+    channel.take(down.Settled(one.id))
+    assert [await one.get(), await one.get()] == [down.Elsewhere(one.id, True), down.Settled(one.id)]
+    assert await two.soon() == down.Settled(two.id)
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -83,12 +83,12 @@ async def test_a_try_that_is_given_up_ends_whether_it_has_begun_or_not(*, early:
     link, channel = linked()
     question = link.question()
     if early:
-        channel.take(m.Cancel(question.id, 1))
+        channel.take(down.Cancel(question.id, 1))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(None) as timer:
             question.trying(1, timer)
             if not early:
-                channel.take(m.Cancel(question.id, 1))
+                channel.take(down.Cancel(question.id, 1))
             await asyncio.Event().wait()
     async with asyncio.timeout(None) as timer:  # the next one is another
         question.trying(2, timer)
@@ -100,10 +100,10 @@ async def test_an_answer_is_failed_where_it_is_still_relayed() -> None:
     link, channel = linked()
     question, upstream = link.question(), Upstream()
     answer = answering(link, question, upstream)
-    channel.take(m.Fail(question.id, "stalled", "it hangs"))
+    channel.take(down.Fail(question.id, "stalled", "it hangs"))
     assert isinstance(upstream.failed[0], UpstreamStalledError) and str(upstream.failed[0]) == "it hangs"
     answer.end(False)
-    channel.take(m.Fail(question.id, "stalled", "again"))
+    channel.take(down.Fail(question.id, "stalled", "again"))
     assert len(upstream.failed) == 1
 
 
@@ -124,10 +124,10 @@ async def test_only_what_is_new_is_reported_and_the_rest_with_the_end(monkeypatc
     answer.piece(b"data: three\n\n")
     answer.end(True)
     answer.end(False)
-    assert channel.said[1:] == [m.End(question.id, True, 1, channel.said[-1].at)]
+    assert channel.said[1:] == [up.End(question.id, True, 1, channel.said[-1].at)]
 
 
 async def test_what_a_worker_is_never_told_makes_no_sense() -> None:
     _, channel = linked()
     with pytest.raises(RemoteError):
-        channel.take(m.Ready(1))
+        channel.take(up.Ready(1))

@@ -19,8 +19,9 @@ from node.plan import Plan, RouteOptions
 from node.prompt.parse import parse_request
 from node.workers import told
 from node.workers.channel import Channel
-from node.workers.messages import FROM_WORKER, TO_WORKER, Begin, End, Fail, Ready
+from node.workers.down import TO_WORKER, Fail
 from node.workers.packing import MAX_MESSAGE, decode, encode
+from node.workers.up import FROM_WORKER, Begin, End, Ready
 from tests.node.http.bodies import CHAT, chat
 
 KINDS = (*FROM_WORKER, *TO_WORKER)
