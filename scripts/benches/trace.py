@@ -175,7 +175,8 @@ async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Plan, suffix
         pulled = Pulled(*await pulls(urls)) if name == OURS else None
         decisions = await decided(urls) if plan.records is not None and name in OWN else {}
     if plan.records is not None:
-        trace_records.write(plan.records, suffix, name, plan.arrivals, seen, decisions)
+        requests = list(zip(plan.arrivals, seen, strict=True))
+        trace_records.write(plan.records, suffix, name, requests, decisions)
     return outcome(
         seen,
         end,

@@ -15,17 +15,16 @@ def write(
     file: Path,
     suffix: str,
     name: str,
-    arrivals: Sequence[Arrival],
-    seen: Sequence[Seen],
+    requests: Sequence[tuple[Arrival, Seen]],
     decisions: Mapping[str, Mapping[str, object]],
 ) -> None:
     """Append those of one contestant at one load, in the order they were sent. Seconds from when each was due.
 
     `decisions` are what our nodes say of them, by id. Tokens are those of the trace.
     """
-    start = seen[0].due if seen else 0.0
+    start = requests[0][1].due if requests else 0.0
     with file.open("ab") as lines:
-        for number, (arrival, one) in enumerate(zip(arrivals, seen, strict=True)):
+        for number, (arrival, one) in enumerate(requests):
             record = {
                 "run": suffix,
                 "contestant": name,

@@ -74,8 +74,9 @@ def test_what_became_of_each_request_is_written_beside_what_its_entry_says_of_it
     file = tmp_path / "records"
     arrivals = [arrival(0.0, (0, 1)), arrival(3.0, (0,))]
     answered = Seen(10.0, sent=10.1, first=10.5, ended=11.0, status=200, whole=True, rid="a")
+    requests = list(zip(arrivals, [answered, Seen(13.0, sent=13.0)], strict=True))
     for suffix in ("conversation_80", "conversation_95"):
-        trace_records.write(file, suffix, OURS, arrivals, [answered, Seen(13.0, sent=13.0)], {"a": {"target": "n3"}})
+        trace_records.write(file, suffix, OURS, requests, {"a": {"target": "n3"}})
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["run"], line["number"], line["due_s"]) for line in lines] == [
         ("conversation_80", 0, 0.0), ("conversation_80", 1, 3.0),
