@@ -114,6 +114,15 @@ async def probe_metrics(
     return parse_metrics(body.decode("utf-8", "replace").splitlines()) if status == 200 else None
 
 
+async def probe_kv_tokens(session: aiohttp.ClientSession, address: EngineAddress, timeout_s: float) -> int:
+    """Tokens that its KV cache holds; 0 when the server does not tell. Never raises."""
+    try:
+        metrics = await probe_metrics(session, address, timeout_s)
+    except EngineError:
+        return 0
+    return metrics.kv_tokens if metrics is not None else 0
+
+
 async def probe_token(session: aiohttp.ClientSession, address: EngineAddress, model: str, timeout_s: float) -> Health:
     """Have it compute one token: an engine may hang while its HTTP server says that all is well. Never raises."""
     asked = {"model": model, "prompt": "a", "max_tokens": 1}

@@ -347,8 +347,7 @@ class EngineSupervisor:
                 models = await probe.probe_models(session, self.address, PROBE_TIMEOUT_S)
                 version = await probe.probe_version(session, self.address, PROBE_TIMEOUT_S)
                 if not self.ready or not kv_tokens:
-                    metrics = await probe.probe_metrics(session, self.address, PROBE_TIMEOUT_S)
-                    kv_tokens = metrics.kv_tokens if metrics is not None else 0
+                    kv_tokens = await probe.probe_kv_tokens(session, self.address, PROBE_TIMEOUT_S)
             except EngineError as error:
                 health = probe.Health(ok=False, detail=str(error))
         hung = False

@@ -68,6 +68,7 @@ async def test_a_server_without_health_and_metrics_will_do() -> None:
         assert (await probe.probe_health(session, address, 5)).ok
         assert await probe.probe_models(session, address, 5) == (EngineModel("x"),)
         assert await probe.probe_version(session, address, 5) == ""
+        assert await probe.probe_kv_tokens(session, address, 5) == 0
         assert await probe.probe_metrics(session, address, 5) is None
     await runner.cleanup()
 
@@ -103,10 +104,11 @@ async def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch
     async def flood(request: web.Request) -> web.StreamResponse:
         return web.Response(body=b"x" * 1001)
 
-    runner, address = await serve(web.get("/v1/models", flood))
+    runner, address = await serve(web.get("/v1/models", flood), web.get("/metrics", flood))
     async with open_probes(address) as session:
         with pytest.raises(EngineError, match="more than 1000 bytes"):
             await probe.probe_models(session, address, 5)
+        assert await probe.probe_kv_tokens(session, address, 5) == 0
     await runner.cleanup()
 
 
