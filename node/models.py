@@ -23,6 +23,8 @@ MAX_VALUE_BYTES = 1024
 
 #: Longest context that we believe, in tokens.
 MAX_MODEL_LEN = 1 << 30
+#: Largest KV cache that we believe, in tokens.
+MAX_KV_TOKENS = 1 << 40
 
 Kind = Literal["base", "adapter"]
 
@@ -113,7 +115,7 @@ def decode(data: bytes) -> ModelInfo:
         block_size=integer(fields, "bs", 0, 1 << 20, 0),
         kv_token_bytes=integer(fields, "kb", 0, 1 << 40, 0),
         fingerprint=fingerprint,
-        kv_tokens=integer(fields, "kt", 0, 1 << 40, 0),
+        kv_tokens=integer(fields, "kt", 0, MAX_KV_TOKENS, 0),
         created=integer(fields, "c", 0, 1 << 40, 0),
     )
 

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 
 from kvmigrate.link import Hello
 from node.engine.events import EngineModel
-from node.models import ModelInfo
+from node.models import MAX_KV_TOKENS, ModelInfo
 
 
-def own_models(models: Iterable[EngineModel], hello: Hello | None, *, created: int) -> dict[str, ModelInfo]:
+def own_models(
+    models: Iterable[EngineModel], hello: Hello | None, *, created: int, kv_tokens: int = 0
+) -> dict[str, ModelInfo]:
     """Return the records. ``hello`` is the connector's, None while it is not there; ``created`` in unix seconds.
 
+    ``kv_tokens`` are those that the engine's KV cache holds, for all of them together; 0 = not known.
     Adapters get no fingerprint: their contents are in no hash, so their blocks are never exchanged.
     """
     records: dict[str, ModelInfo] = {}
@@ -27,6 +30,7 @@ def own_models(models: Iterable[EngineModel], hello: Hello | None, *, created: i
             block_size=kv.block_size if kv else 0,
             kv_token_bytes=kv.block_bytes * kv.ranks // max(1, kv.block_size) if kv else 0,
             fingerprint=kv.fingerprint if kv else b"",
+            kv_tokens=min(kv_tokens, MAX_KV_TOKENS),
             created=created,
         )
     return records

@@ -53,6 +53,7 @@ class Reporter:
         self._publisher: Publisher | None = None
         self._ready = False
         self._models: tuple[EngineModel, ...] = ()
+        self._kv_tokens = 0
         self._hello: Hello | None = None
         self._rtts: dict[str, float] = {}
         self._ticks = 0
@@ -111,7 +112,7 @@ class Reporter:
             case EngineReady():
                 if not self._ready:
                     self._say(banner.ready(event))
-                self._ready, self._models = True, event.models
+                self._ready, self._models, self._kv_tokens = True, event.models, event.kv_tokens
                 self._publish_models()
             case EngineDown():
                 # A stop that was asked for has no reason, a start only that of the end before it: no news.
@@ -146,7 +147,8 @@ class Reporter:
             self._publisher.chunks(changes)
 
     def _publish_models(self) -> None:
-        records = own_models(self._models, self._hello, created=int(time.time()))
+        created = int(time.time())
+        records = own_models(self._models, self._hello, created=created, kv_tokens=self._kv_tokens)
         if self._registry is not None:
             self._registry.own_models(records)
         if self._publisher is not None:

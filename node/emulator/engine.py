@@ -5,7 +5,7 @@ Events in (`submit`, `abort`, `insert`, `advance`), actions out (`advance`), and
 Rules, those of vLLM's scheduler as far as a router can see them:
 1. Work is done in steps. What arrives during a step is seen at the next one; so is an abort.
 2. A step first serves who runs (one token for a decoding sequence, the next piece of a prompt otherwise), then admits
-   who waits, in order, within `step_tokens`, `max_num_seqs` and the free blocks.
+   who waits, in order, within `step_tokens` and `max_num_seqs`, each if all of its prompt fits into the free blocks.
 3. At least one token of a prompt is computed, whatever the cache holds.
 4. When a running sequence finds no block, the one admitted last loses all of its own and waits in front.
 5. The model consults neither clock nor randomness: the same events give the same actions.
@@ -246,7 +246,7 @@ class EmulatedEngine:
                 continue
             held = sequence.job.keys[:matched]
             count = min(sequence.known - matched * self.config.block_size, budget)
-            if not self._fits(sequence, matched, count):
+            if not self._fits(sequence, matched):
                 return
             self._waiting.popleft()
             self._running.append(sequence)
@@ -265,9 +265,9 @@ class EmulatedEngine:
         limit = min(len(sequence.job.keys), (sequence.known - 1) // self.config.block_size)
         return self.cache.match(sequence.job.keys, limit)
 
-    def _fits(self, sequence: Sequence, matched: int, count: int) -> bool:
-        size = self.config.block_size
-        need = -(-(matched * size + count) // size) - matched
+    def _fits(self, sequence: Sequence, matched: int) -> bool:
+        """There is room for all of it, not only for the piece that is computed next (`scheduler_reserve_full_isl`)."""
+        need = -(-sequence.known // self.config.block_size) - matched
         return need <= self.cache.available - self.cache.idle_among(sequence.job.keys[:matched])
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:

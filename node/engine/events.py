@@ -34,6 +34,8 @@ class EngineReady:
 
     models: tuple[EngineModel, ...]
     version: str
+    #: Tokens that its KV cache holds; 0 = it does not tell.
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

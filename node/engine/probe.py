@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Gauges and counters of a vLLM engine. Requests, tokens; `kv_use` is a part of 1."""
+    """Gauges and counters of a vLLM engine. Requests, tokens; `kv_use` is a part of 1, `kv_tokens` the whole."""
 
     running: int = 0
     waiting: int = 0
@@ -49,6 +50,7 @@ class EngineMetrics:
     external_hits: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    kv_tokens: int = 0
 
 
 #: Metric of vLLM -> field. Summed over its label sets (several engines behind one API server).
@@ -63,6 +65,9 @@ _METRICS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generated_tokens",
 }
+#: Labels of this one say how large the KV cache is.
+_CACHE = "vllm:cache_config_info"
+_CACHE_SIZES = [re.compile(rf'[{{,]{label}="(\d{{1,12}})"') for label in ("block_size", "num_gpu_blocks")]
 
 
 async def probe_health(session: aiohttp.ClientSession, address: EngineAddress, timeout_s: float) -> Health:
@@ -109,6 +114,15 @@ async def probe_metrics(
     return parse_metrics(body.decode("utf-8", "replace").splitlines()) if status == 200 else None
 
 
+async def probe_kv_tokens(session: aiohttp.ClientSession, address: EngineAddress, timeout_s: float) -> int:
+    """Tokens that its KV cache holds; 0 when the server does not tell. Never raises."""
+    try:
+        metrics = await probe_metrics(session, address, timeout_s)
+    except EngineError:
+        return 0
+    return metrics.kv_tokens if metrics is not None else 0
+
+
 async def probe_token(session: aiohttp.ClientSession, address: EngineAddress, model: str, timeout_s: float) -> Health:
     """Have it compute one token: an engine may hang while its HTTP server says that all is well. Never raises."""
     asked = {"model": model, "prompt": "a", "max_tokens": 1}
@@ -143,16 +157,27 @@ def parse_models(body: bytes) -> tuple[EngineModel, ...]:
 def parse_metrics(lines: Iterable[str]) -> EngineMetrics | None:
     """The figures that matter from Prometheus text; None when it holds none of vLLM's."""
     found: dict[str, float] = {}
+    caches: list[int] = []
     for line in lines:
         if not line.startswith("vllm:"):
             continue
-        field = _METRICS.get(line.partition("{")[0].partition(" ")[0])
-        if field is not None:
+        name = line.partition("{")[0].partition(" ")[0]
+        field = _METRICS.get(name)
+        if name == _CACHE:
+            caches.append(_cache_tokens(line))
+        elif field is not None:
             found[field] = found.get(field, 0.0) + _number(line.rpartition(" ")[2])
     if not found:
         return None
     kv_use = min(found.pop("kv_use", 0.0), 1.0)
-    return EngineMetrics(kv_use=kv_use, **{field: int(value) for field, value in found.items()})
+    # Of several engines behind one server the smallest: a request has its KV in one of them.
+    kv_tokens = min(caches, default=0)
+    return EngineMetrics(kv_use=kv_use, kv_tokens=kv_tokens, **{field: int(value) for field, value in found.items()})
+
+
+def _cache_tokens(line: str) -> int:
+    size, blocks = (label.search(line) for label in _CACHE_SIZES)
+    return int(size[1]) * int(blocks[1]) if size is not None and blocks is not None else 0
 
 
 def _model(entry: dict[str, object]) -> EngineModel:

@@ -72,6 +72,7 @@ class EngineSupervisor:
         self.address: EngineAddress = engine_address(settings)
         self.models: tuple[EngineModel, ...] = ()
         self.version = ""
+        self.kv_tokens = 0
         self.progress = ""
         self.log = EngineLog(settings.engine_log)
         self._settings = settings
@@ -242,7 +243,7 @@ class EngineSupervisor:
             self._say("")
             if self._process:
                 self._process.record()
-            self._tell(EngineReady(self.models, self.version))
+            self._tell(EngineReady(self.models, self.version, self.kv_tokens))
         else:
             self._tell(EngineDown(state, reason))
 
@@ -340,11 +341,13 @@ class EngineSupervisor:
         if session is None:
             return  # stopped
         health = await probe.probe_health(session, self.address, PROBE_TIMEOUT_S)
-        models, version = self.models, self.version
+        models, version, kv_tokens = self.models, self.version, self.kv_tokens
         if health.ok and ask_models:
             try:
                 models = await probe.probe_models(session, self.address, PROBE_TIMEOUT_S)
                 version = await probe.probe_version(session, self.address, PROBE_TIMEOUT_S)
+                if not self.ready or not kv_tokens:
+                    kv_tokens = await probe.probe_kv_tokens(session, self.address, PROBE_TIMEOUT_S)
             except EngineError as error:
                 health = probe.Health(ok=False, detail=str(error))
         hung = False
@@ -360,9 +363,10 @@ class EngineSupervisor:
                 self._say(f"waiting for {self.address}: {health.detail}")
             self._feed(life.Silent(health.refused, health.detail, hung=hung))
             return
-        changed = (models, version) != (self.models, self.version)
+        told = models, version, kv_tokens
+        changed = told != (self.models, self.version, self.kv_tokens)
         was_ready = self.ready
-        self.models, self.version = models, version
+        self.models, self.version, self.kv_tokens = told
         self._feed(life.Answered())
         if was_ready and changed:
-            self._tell(EngineReady(models, version))
+            self._tell(EngineReady(*told))

@@ -2,11 +2,12 @@
 
     total   = hop + queue + pull + prefill + decode + barrier + burden
     hop     = round trip to the candidate
-    queue   = max(prompts queued there, requests beyond its slots * request time / slots)
+    queue   = max(prompts queued there, requests beyond its slots * request time / slots) + room
+    room    = request time * what the prompt lacks of free KV / KV in use
     pull    = fetching the prefix that a source has and the candidate lacks, where that pays (`node.policy.best_pull`)
     prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
-    barrier = BARRIER_MS * k / (1 - k), k = KV use with this request in it
+    barrier = BARRIER_MS * k / (1 - k), k = KV use
     burden  = (1 + line * crowd) * (again + reuse * (again + copied))
     again   = prefill - what it would be with the longest prefix of all nodes
     copied  = prefill without the pull - prefill
@@ -223,10 +224,14 @@ class Cost:
         if beyond > 0:
             # After a refusal: another one would send the request into the line, while a slot stands free elsewhere.
             queue_ms = max(queue_ms, beyond * request_ms / slots) + (request_ms if question.refused else 0.0)
+        if info is not None and info.kv_tokens and load.kv_use > 0:
+            # An engine begins a prompt when all of it has room: those who run give back what they hold as they end.
+            lacking = load.kv_use + question.prompt_tokens / info.kv_tokens - 1
+            if lacking > 0:
+                queue_ms += request_ms * min(1.0, lacking / load.kv_use)
         prefill_ms = prefill.ms(cached, question.prompt_tokens - cached)
         decode_ms = gap_ms * (config.decode_share * question.output_tokens + config.active_share * active)
-        need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
-        use = min(config.barrier_top, load.kv_use + need)
+        use = min(config.barrier_top, load.kv_use)
         barrier_ms = config.barrier_ms * use / (1 - use)
         again_ms = copied_ms = 0.0
         if most > cached:

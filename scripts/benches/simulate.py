@@ -6,7 +6,6 @@ import argparse
 import gc
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from benches import traces
 from benches.oracle import oracle
@@ -57,11 +56,11 @@ def run(options: argparse.Namespace) -> Result:
 
 
 def _trace(result: Result, options: argparse.Namespace) -> list[Arrival]:
-    path = traces.find(options.trace)
-    if path is None:
+    found = traces.named(options.trace)
+    if found is None:
         result.note(f"no trace {options.trace}: a made-up one instead, its figures say little")
         return traces.made_up(4000, rate=3.0)
-    return traces.load(Path(path))
+    return found
 
 
 def _measure(result: Result, size: int, trace: list[Arrival], options: argparse.Namespace) -> None:

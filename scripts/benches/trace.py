@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from benches import trace_routers, trace_work, traces
+from benches import trace_records, trace_routers, trace_work, traces
 from benches.emulated_cluster import Engines, Sizes, emulated_engines, nodes_before
 from benches.proxy.procs import cpu_s, family
 from benches.result import Result, say
-from benches.trace_replay import PATIENCE_S, forget, looked_up, pulls, replay
+from benches.trace_replay import PATIENCE_S, decided, forget, looked_up, pulls, replay
 from benches.trace_report import (
     LEAST_LOADED,
     LOADS,
@@ -28,9 +29,10 @@ from benches.trace_report import (
 )
 from benches.trace_routers import ROUTERS, NotStarted
 from benches.trace_scale import NODES, OTHER, SCALES, Scale, Shot, cut, shots
+from benches.traces import Arrival
 from node.emulator.config import preset
 
-TARGETS = targets(tuple(SCALES))
+TARGETS = targets(tuple(SCALES), alone=(traces.UNSHARED,))
 QUICK_NODES = 3
 QUICK_LOADS, QUICK_S, QUICK_PEERS = (80,), 8.0, ("sglang",)
 #: Requests that an engine computes at once, and that its node takes.
@@ -52,19 +54,23 @@ class Plan:
     trace: str
     scale: Scale
     nodes: int
+    arrivals: Sequence[Arrival]
     shots: Sequence[Shot]
     work: trace_work.Work
     contestants: Sequence[str]
+    #: Where what became of each request is written.
+    records: Path | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this bench."""
-    parser.add_argument("--trace", help=f"{' or '.join(SCALES)}, or a file in the form of the first (default: both)")
+    parser.add_argument("--trace", help=f"{', '.join(SCALES)}, or a file in the form of the first (default: all)")
     parser.add_argument("--nodes", type=int, help=f"engines, and nodes of ours (default {NODES}; quick {QUICK_NODES})")
     parser.add_argument("--loads", help=f"percent of what the engines can take (default {','.join(map(str, LOADS))})")
     parser.add_argument("--seconds", type=float, help="of arrivals for each contestant and load (default 60; quick 8)")
     parser.add_argument("--slower", type=float, default=1.0, help="times: for a machine that does other things as well")
     names = [*OWN, *ROUTERS]
+    parser.add_argument("--records", type=Path, metavar="FILE", help="append what became of each request, JSON lines")
     parser.add_argument("--contestants", help=f"only these of {','.join(names)} (default: all that are installed)")
 
 
@@ -91,15 +97,13 @@ def _loads(options: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _plan(result: Result, name: str, options: argparse.Namespace) -> Plan | None:
-    path = traces.find(name)
     scale = SCALES.get(name, OTHER)
-    if path is not None:
-        arrivals = traces.load(path, until=scale.start + scale.seconds)
-    elif options.trace in (None, *SCALES):
+    arrivals = traces.named(name, until=scale.start + scale.seconds)
+    if arrivals is None:
+        if name not in SCALES:
+            raise SystemExit(f"trace: no file {name}")
         result.note(f"no trace {name} here: left out; --trace takes a file")
         return None
-    else:
-        raise SystemExit(f"trace: no file {name}")
     seconds = options.seconds or (QUICK_S if options.quick else None)
     nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
     scale = scale.slower(options.slower).before(nodes)
@@ -109,12 +113,14 @@ def _plan(result: Result, name: str, options: argparse.Namespace) -> Plan | None
         raise SystemExit(f"trace: nothing of {name} lies between {scale.start:g} and {scale.start + scale.seconds:g} s")
     say(f"  {name}: {len(part)} requests")
     work = trace_work.measure(part, scale, nodes)
-    return Plan(name, scale, nodes, shots(part, scale), work, _contestants(result, options))
+    contestants = _contestants(result, name, options)
+    return Plan(name, scale, nodes, part, shots(part, scale), work, contestants, options.records)
 
 
-def _contestants(result: Result, options: argparse.Namespace) -> list[str]:
+def _contestants(result: Result, trace: str, options: argparse.Namespace) -> list[str]:
     given: str | None = options.contestants
-    names = given.split(",") if given else [*OWN, *(QUICK_PEERS if options.quick else ROUTERS)]
+    peers = () if trace == traces.UNSHARED else QUICK_PEERS if options.quick else tuple(ROUTERS)
+    names = given.split(",") if given else [*OWN, *peers]
     unknown = set(names) - {*OWN, *ROUTERS}
     if unknown:
         raise SystemExit(f"trace: nobody is called {', '.join(sorted(unknown))}")
@@ -142,7 +148,7 @@ async def _load(result: Result, plan: Plan, load: int) -> None:
     async with emulated_engines(sizes) as engines:
         for name in plan.contestants:
             try:
-                outcomes[name] = await _contest(name, engines, sizes, plan)
+                outcomes[name] = await _contest(name, engines, sizes, plan, suffix)
             except NotStarted as error:
                 result.note(f"{suffix}: {name} did not start: {error}")
                 continue
@@ -155,7 +161,7 @@ async def _load(result: Result, plan: Plan, load: int) -> None:
     report(result, suffix, outcomes)
 
 
-async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Plan) -> Outcome:
+async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Plan, suffix: str) -> Outcome:
     if name == OURS:  # a pool as large as the engine's own cache: no more memory than the others have
         sizes = replace(sizes, pool_blocks=plan.scale.kv_tokens // plan.scale.coarse // BLOCK)
     async with _started(name, engines, sizes) as (urls, pids):
@@ -167,6 +173,10 @@ async def _contest(name: str, engines: Engines, sizes: Sizes, plan: Plan) -> Out
         routers, others = cpu_s(family(pids)) - routers, cpu_s(engines.pids) - others
         asked_now, found_now = await looked_up(engines.urls)
         pulled = Pulled(*await pulls(urls)) if name == OURS else None
+        decisions = await decided(urls) if plan.records is not None and name in OWN else {}
+    if plan.records is not None:
+        requests = list(zip(plan.arrivals, seen, strict=True))
+        trace_records.write(plan.records, suffix, name, requests, decisions)
     return outcome(
         seen,
         end,

@@ -31,6 +31,8 @@ class Seen:
     ended: float = 0.0
     status: int = 0
     whole: bool = False
+    #: The id that the answer has, where whoever answered gives one.
+    rid: str = ""
 
     @property
     def failed(self) -> bool:
@@ -63,6 +65,7 @@ async def _send(session: aiohttp.ClientSession, url: str, shot: Shot, seen: Seen
     try:
         async with session.post(f"{url}/v1/completions", data=shot.body, headers=headers) as answer:
             seen.status = answer.status
+            seen.rid = answer.headers.get("x-request-id", "")
             last = b""
             async for piece in answer.content.iter_any():
                 seen.first = seen.first or time.monotonic()
@@ -101,6 +104,17 @@ async def looked_up(engines: Sequence[str]) -> tuple[float, float]:
 async def _sampled(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
     async with session.get(f"{url}/metrics") as answer:
         return {name: float(value) for name, value in _SAMPLE.findall(await answer.text())}
+
+
+async def decided(nodes: Sequence[str]) -> dict[str, dict[str, object]]:
+    """What these nodes say of the requests that came to them, by the id of each: `GET /route/recent`."""
+    found: dict[str, dict[str, object]] = {}
+    async with aiohttp.ClientSession() as session:
+        for url in nodes:
+            async with session.get(f"{url}/route/recent") as answer:
+                told = await answer.json()
+            found.update({decision["rid"]: {"entry": url, **decision} for decision in told["decisions"]})
+    return found
 
 
 async def pulls(nodes: Sequence[str]) -> tuple[float, float]:

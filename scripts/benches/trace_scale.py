@@ -16,7 +16,7 @@ import orjson
 
 from benches import traces
 from benches.emulated_cluster import MODEL
-from benches.traces import BLOCK_TOKENS, Arrival
+from benches.traces import BLOCK_TOKENS, UNSHARED, Arrival
 
 #: Engines that the scales are made for.
 NODES = 8
@@ -56,6 +56,7 @@ SCALES = {
     "conversation": Scale(start=600, seconds=720, share=1 / 3, coarse=8, kv_tokens=1 << 18, longest=126_000, real_s=60),
     "claude_code": Scale(start=6000, seconds=600, share=0.5, coarse=16, kv_tokens=1 << 19, longest=200_000, real_s=60),
 }
+SCALES[UNSHARED] = SCALES["conversation"]
 #: For a trace that is a file of the user's own.
 OTHER = Scale(start=0, seconds=720, share=1.0, coarse=8, kv_tokens=1 << 18, longest=126_000, real_s=60)
 

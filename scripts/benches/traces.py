@@ -18,10 +18,13 @@ from pathlib import Path
 BLOCK_TOKENS = 512
 #: Where the traces lie when the repository stands beside them.
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+#: The conversation trace as if no prompt had anything in common with another: affinity has nothing to win there.
+UNSHARED = "unshared"
 FILES = {
     "conversation": SHARED / "mooncake_conversation" / "conversation_trace.jsonl",
     "claude_code": SHARED / "claude_code_kvct" / "claude_code_sessions.jsonl.gz",
 }
+FILES[UNSHARED] = FILES["conversation"]
 #: Timestamps of the conversation trace are whole multiples of this; requests are spread evenly inside.
 TICK_S = 3.0
 #: Starts of sessions (mean gap, Poisson) and the longest pause kept, for the trace without wall clock. Seconds.
@@ -29,6 +32,8 @@ SESSION_GAP_S = 20.0
 MAX_PAUSE_S = 300.0
 #: Distance between the block numbers of two sessions or copies.
 _STRIDE = 1 << 24
+#: The same of two prompts: more than any has blocks.
+_PROMPT = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,23 @@ def find(name: str) -> Path | None:
     """The file of a trace by name, or a path; None when it is not here."""
     path = FILES.get(name, Path(name))
     return path if path.is_file() else None
+
+
+def named(name: str, *, until: float = math.inf) -> list[Arrival] | None:
+    """The trace of that name, or in that file, as `load` reads it; None when it is not here."""
+    path = find(name)
+    if path is None:
+        return None
+    arrivals = load(path, until=until)
+    return unshared(arrivals) if name == UNSHARED else arrivals
+
+
+def unshared(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """The same requests without a block that two of them have, not even the first."""
+    return [
+        replace(arrival, blocks=tuple(range(number * _PROMPT + 1, number * _PROMPT + 1 + len(arrival.blocks))))
+        for number, arrival in enumerate(arrivals)
+    ]
 
 
 def load(path: Path, *, seed: int = 1, until: float = math.inf) -> list[Arrival]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benches import document, trace, traces
+from benches import document, trace, trace_records, traces
 from benches.result import Result
 from benches.trace_replay import Seen
 from benches.trace_report import LEAST_LOADED, OURS, Outcome, outcome, report, targets
@@ -49,6 +50,42 @@ def test_sessions_that_begin_too_late_are_not_read(tmp_path: Path) -> None:
     whole, some = traces.load(file), traces.load(file, until=300)
     assert 2 * 3 < len(some) < len(whole) == 80
     assert [one for one in some if one.at < 300] == [one for one in whole if one.at < 300]
+
+
+def test_in_the_unshared_trace_no_prompt_has_a_block_of_another_and_all_else_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1100 + 512 * more, "output_length": 5, "hash_ids": list(range(3 + more))}
+        for more in range(4)
+    ]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setitem(traces.FILES, traces.UNSHARED, file)
+    shared, found = traces.load(file), traces.named(traces.UNSHARED)
+    assert found is not None
+    blocks = [block for one in found for block in one.blocks]
+    assert len(set(blocks)) == len(blocks) and 0 not in blocks
+    assert [replace(one, blocks=()) for one in found] == [replace(one, blocks=()) for one in shared]
+    assert [len(one.blocks) for one in found] == [len(one.blocks) for one in shared]
+
+
+def test_what_became_of_each_request_is_written_beside_what_its_entry_says_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    arrivals = [arrival(0.0, (0, 1)), arrival(3.0, (0,))]
+    answered = Seen(10.0, sent=10.1, first=10.5, ended=11.0, status=200, whole=True, rid="a")
+    requests = list(zip(arrivals, [answered, Seen(13.0, sent=13.0)], strict=True))
+    for suffix in ("conversation_80", "conversation_95"):
+        trace_records.write(file, suffix, OURS, requests, {"a": {"target": "n3"}})
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["run"], line["number"], line["due_s"]) for line in lines] == [
+        ("conversation_80", 0, 0.0), ("conversation_80", 1, 3.0),
+        ("conversation_95", 0, 0.0), ("conversation_95", 1, 3.0),
+    ]  # fmt: skip
+    first, second = lines[:2]
+    assert (first["sent_s"], first["first_s"], first["ended_s"], first["failed"]) == (0.1, 0.5, 1.0, False)
+    assert (first["tokens"], first["blocks"], first["decision"]) == (1124, 2, {"target": "n3"})
+    assert (second["first_s"], second["ended_s"], second["decision"]) == (None, None, None)
 
 
 def test_equal_blocks_are_equal_text_and_nothing_else_is() -> None:
@@ -138,6 +175,13 @@ def test_without_peers_nothing_is_compared_with_them() -> None:
     result = Result("trace", trace.TARGETS)
     report(result, "conversation_80", {OURS: _did(1.0, 4.0)})
     assert not any("over" in name for name in result.figures)
+
+
+def test_where_nothing_is_shared_we_are_held_to_least_loaded_and_no_peer_takes_part() -> None:
+    options = argparse.Namespace(contestants=None, quick=False)
+    assert trace._contestants(Result("trace", {}), traces.UNSHARED, options) == [*trace.OWN]
+    assert "ttft_mean_over_least_loaded_unshared_80" in trace.TARGETS
+    assert not any("peer" in name and "unshared" in name for name in trace.TARGETS)
 
 
 def test_each_trace_and_load_has_its_targets() -> None:

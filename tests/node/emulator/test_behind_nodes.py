@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.emulator.pair import CHUNKS, MODEL, PROMPT, Pair, at, two_nodes
+from node.assembly import Node
+from tests.node.emulator.pair import CHUNKS, CONFIG, MODEL, PROMPT, Pair, at, two_nodes
 from tests.node.fakes.client import ask, connect
 
 
@@ -63,6 +64,16 @@ async def test_a_stream_that_moves_takes_its_kv_along(pair: Pair) -> None:
     # The prompt went there twice, ahead of the move and with it: pulled the first time, the engine's own the second.
     assert counts.hit + counts.external_hit > (counts.prompt - begun) * 0.8
     assert b'cause="moved",result="carried"} 1.0' in bob.metrics.page()
+
+
+async def test_every_entry_knows_how_large_the_caches_are(pair: Pair) -> None:
+    ann = pair.nodes[0]
+    await pair.until(lambda: [_kv_tokens(ann, name) for name in ("ann", "bob")] == [CONFIG.kv_tokens] * 2)
+
+
+def _kv_tokens(node: Node, name: str) -> int:
+    seen = node.registry.roster.get(name)
+    return seen.models[MODEL].kv_tokens if seen is not None and MODEL in seen.models else 0
 
 
 def text_of(raw: bytes) -> str:

@@ -139,6 +139,17 @@ def test_a_full_cache_preempts_the_last_one_and_everybody_finishes() -> None:
     assert engine.cache.use == 0.0
 
 
+def test_a_prompt_waits_until_all_of_it_has_room_and_whoever_comes_later_behind_it() -> None:
+    engine = EmulatedEngine(PLAIN)
+    for name, tokens, answer in (("a", 200, 50), ("b", 220, 5), ("c", 20, 5)):
+        engine.submit(Job(name, tokens, answer), 0.0)
+    actions = run(engine)
+    assert not of(Preempted, actions)
+    ended = {action.rid: action.at for action in of(Done, actions)}
+    began = {action.rid: action.at for action in of(Started, actions)}
+    assert ended["a"] <= began["b"] <= began["c"]
+
+
 def test_an_aborted_request_gives_back_everything_at_the_end_of_the_step() -> None:
     engine = EmulatedEngine(PLAIN)
     engine.submit(Job("a", 40, 200), 0.0)

@@ -196,6 +196,7 @@ async def test_the_node_reads_its_models_and_metrics(server: EmulatedServer, cli
     _, page = await get(server, "/metrics")
     figures = parse_metrics(page.decode().splitlines())
     assert figures is not None and figures.prompt_tokens > 400
+    assert figures.kv_tokens == server.engine.config.blocks * server.engine.config.block_size
     assert figures.prefix_hits > 150 and figures.prefix_queries == figures.prompt_tokens
     assert b"vllm:time_to_first_token_seconds_count" in page
     assert (await get(server, "/health"))[0] == 200

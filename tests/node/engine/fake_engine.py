@@ -30,6 +30,7 @@ vllm:kv_cache_usage_perc{engine="0",model_name="small"} 0.25
 vllm:prefix_cache_queries_total{engine="0",model_name="small"} 1000.0
 vllm:prefix_cache_hits_total{engine="0",model_name="small"} 512.0
 vllm:external_prefix_cache_hits_total{engine="0",model_name="small"} 128.0
+vllm:cache_config_info{block_size="128",cache_dtype="auto",num_cpu_blocks="None",num_gpu_blocks="364",engine="0"} 1.0
 vllm:request_success_total{engine="0",finished_reason="stop"} 7.0
 """
 

@@ -55,7 +55,7 @@ async def test_a_vllm_engine_tells_all(engine: tuple[aiohttp.ClientSession, Engi
     assert models == (EngineModel("small", "/models/small", None, 4096),)
     assert await probe.probe_version(session, address, 5) == "0.32.0"
     assert await probe.probe_metrics(session, address, 5) == probe.EngineMetrics(
-        running=3, waiting=2, kv_use=0.25, prefix_queries=1000, prefix_hits=512, external_hits=128
+        running=3, waiting=2, kv_use=0.25, prefix_queries=1000, prefix_hits=512, external_hits=128, kv_tokens=128 * 364
     )
 
 
@@ -68,6 +68,7 @@ async def test_a_server_without_health_and_metrics_will_do() -> None:
         assert (await probe.probe_health(session, address, 5)).ok
         assert await probe.probe_models(session, address, 5) == (EngineModel("x"),)
         assert await probe.probe_version(session, address, 5) == ""
+        assert await probe.probe_kv_tokens(session, address, 5) == 0
         assert await probe.probe_metrics(session, address, 5) is None
     await runner.cleanup()
 
@@ -103,10 +104,11 @@ async def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch
     async def flood(request: web.Request) -> web.StreamResponse:
         return web.Response(body=b"x" * 1001)
 
-    runner, address = await serve(web.get("/v1/models", flood))
+    runner, address = await serve(web.get("/v1/models", flood), web.get("/metrics", flood))
     async with open_probes(address) as session:
         with pytest.raises(EngineError, match="more than 1000 bytes"):
             await probe.probe_models(session, address, 5)
+        assert await probe.probe_kv_tokens(session, address, 5) == 0
     await runner.cleanup()
 
 
@@ -179,6 +181,24 @@ def test_metrics_of_several_engines_are_summed_and_nonsense_is_zero() -> None:
     ]
     assert probe.parse_metrics(lines) == probe.EngineMetrics(running=5, kv_use=1.0)
     assert probe.parse_metrics(["python_gc 3", "# vllm"]) is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        (('block_size="16",num_gpu_blocks="100"',), 1600),
+        (('block_size="16",num_gpu_blocks="100"', 'block_size="16",num_gpu_blocks="90"'), 1440),
+        (('num_gpu_blocks="None",block_size="16"',), 0),
+        (('x_block_size="7",num_gpu_blocks="100"',), 0),
+        ((f'block_size="16",num_gpu_blocks="{"9" * 99}"',), 0),
+        ((), 0),
+    ],
+)
+def test_the_kv_cache_is_as_large_as_its_labels_say_and_of_several_engines_the_smallest_counts(
+    labels: tuple[str, ...], tokens: int
+) -> None:
+    lines = ["vllm:num_requests_running 1", *(f"vllm:cache_config_info{{{each}}} 1.0" for each in labels)]
+    assert probe.parse_metrics(lines) == probe.EngineMetrics(running=1, kv_tokens=tokens)
 
 
 @given(st.lists(st.text(max_size=40).map(lambda text: "vllm:num_requests_running" + text), max_size=5))

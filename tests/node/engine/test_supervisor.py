@@ -109,7 +109,7 @@ async def test_an_engine_becomes_ready_and_tells_its_models(tmp_path: Path) -> N
         ready = await watched.until(lambda event: isinstance(event, EngineReady))
         assert isinstance(ready, EngineReady)
         assert [(model.id, model.max_model_len) for model in ready.models] == [("small", 4096)]
-        assert ready.version == "0.32.0"
+        assert (ready.version, ready.kv_tokens) == ("0.32.0", 128 * 364)
         assert watched.supervisor.ready
         snapshot = watched.supervisor.snapshot()
         assert (snapshot["state"], snapshot["reason"], snapshot["starts"]) == ("ready", "", 1)

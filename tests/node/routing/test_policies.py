@@ -207,8 +207,25 @@ def test_the_barrier_grows_near_a_full_cache() -> None:
     assert terms(Cost(), node("b", kv_use=0.5)).barrier_ms == pytest.approx(150.0)
     assert terms(Cost(), node("b", kv_use=0.9)).barrier_ms == pytest.approx(1350.0)
     assert terms(Cost(), node("b", kv_use=1.0)).barrier_ms == pytest.approx(150 * 0.98 / 0.02)
-    # 1000 tokens in a cache of 4000 that is half full: k = .75
-    assert terms(Cost(), node("b", info(kv_tokens=4000), kv_use=0.5)).barrier_ms == pytest.approx(450.0)
+
+
+def test_a_prompt_that_has_no_room_waits_until_enough_of_those_who_run_are_done() -> None:
+    def waits(kv_tokens: int, kv_use: float) -> float:
+        full = node("b", info(kv_tokens=kv_tokens), kv_use=kv_use, e2e_p50_ms=8000.0)
+        return terms(Cost(), full).queue_ms - terms(Cost(), node("b", e2e_p50_ms=8000.0)).queue_ms
+
+    assert waits(4000, 0.75) == 0.0  # 1000 tokens of 4000: it just fits
+    assert waits(4000, 0.8) == pytest.approx(8000 * 0.05 / 0.8)
+    assert waits(4000, 1.0) == pytest.approx(8000 * 0.25)
+    assert waits(500, 0.1) == pytest.approx(8000.0)  # never more than all of them
+    assert waits(4000, 0.0) == waits(0, 1.0) == 0.0  # nothing runs; nobody knows
+
+
+def test_a_long_prompt_goes_where_it_has_room_and_a_short_one_where_it_is_faster() -> None:
+    full = node("b", info(kv_tokens=4000), kv_use=0.8, e2e_p50_ms=8000.0)
+    slow = node("c", info(kv_tokens=4000), rtt_ms=1000.0, e2e_p50_ms=8000.0)
+    assert choose(Cost(), question(full, slow, prompt_tokens=100)).target == "b"
+    assert choose(Cost(), question(full, slow, prompt_tokens=2000)).target == "c"
 
 
 def test_a_held_prefix_is_not_computed_again() -> None:

@@ -110,6 +110,7 @@ class PlainCost:
         if beyond > 0:
             queue_ms = max(queue_ms, beyond * request_ms / slots)
             queue_ms += request_ms if question.refused else 0.0
+        queue_ms += request_ms * self._lacking(candidate, question)
         held = question.matched_tokens.get(candidate.name, 0)
         pull = self._best_pull(candidate, question, holders, held, prefill) if holders else NO_PULL
         cached = held + pull.tokens
@@ -142,10 +143,15 @@ class PlainCost:
         )
 
     def _barrier(self, candidate: Candidate, question: Question) -> float:
-        info = question.info(candidate)
-        need = question.prompt_tokens / info.kv_tokens if info is not None and info.kv_tokens else 0.0
-        use = min(self.config.barrier_top, candidate.load.kv_use + need)
+        use = min(self.config.barrier_top, candidate.load.kv_use)
         return self.config.barrier_ms * use / (1 - use)
+
+    def _lacking(self, candidate: Candidate, question: Question) -> float:
+        """Share of the KV in use that must be given back before the prompt has room."""
+        info, use = question.info(candidate), candidate.load.kv_use
+        if info is None or not info.kv_tokens or not use:
+            return 0.0
+        return min(1.0, max(0.0, use + question.prompt_tokens / info.kv_tokens - 1) / use)
 
     def _best_pull(
         self, candidate: Candidate, question: Question, holders: list[Candidate], held: int, prefill: PrefillTime
