@@ -321,8 +321,13 @@ def _relieves(me: _Source, run: _Run) -> bool:
 
 
 def _late(source: _Source, now: float) -> bool:
-    run = source.runs[0]
-    return not run.late and now > run.began + OVERDUE * run.bytes / source.rate + GRACE_S
+    """Whether the first run that nobody else may take yet should be over."""
+    before = 0
+    for run in source.runs:
+        before += run.bytes
+        if not run.late:
+            return now > source.runs[0].began + OVERDUE * before / source.rate + GRACE_S
+    return False
 
 
 def _rate(source: _Source, block: int, now: float) -> float:

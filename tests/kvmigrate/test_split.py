@@ -261,3 +261,20 @@ def test_who_has_only_the_front_takes_nothing_over_from_those_who_bring_the_rest
     # Two runs each are begun at the front; no block comes twice but the last ones.
     assert len(pulled.came) <= 64 + 2 * DEPTH
     assert pulled.ended_at < max(32 / 100e6, 64 / (100e6 + rate)) * MB + 3 * MB / 50e6
+
+
+def test_what_nobody_could_relieve_is_overdue_in_its_turn() -> None:
+    split = Split()
+    split.extend([MB] * 16)
+    split.join(0, 16, 100e6, most_bytes=8 * MB, most_blocks=1024)
+    assert [split.take(0, 0.0, math.inf) for _ in range(2)] == [range(8), range(8, 16)]
+    split.join(1, 8, GB_S, most_bytes=8 * MB, most_blocks=1024)
+    while (run := split.take(1, 0.01, math.inf)) is not None:  # the front, from who needs ten times as long for it
+        for place in run:
+            split.arrived(1, place, 0.01)
+    assert split.hole == 8
+    assert not split.overdue(0.3) and split.overdue(0.5), "16 MB at 100 MB/s, twice that, and a moment"
+    split.join(2, 16, GB_S, most_bytes=8 * MB, most_blocks=1024)
+    taken = split.take(2, 0.5, math.inf)
+    assert taken is not None and taken.start == 8
+    split.validate()
