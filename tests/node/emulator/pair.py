@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 MODEL = "demo"
 CONFIG = EngineConfig(
     name="t",
-    timing=Timing(step_s=0.002, prefill_s=2e-4),
+    timing=Timing(step_s=0.002, prefill_s=5e-4),
     block_size=16,
     kv_tokens=8192,
     step_tokens=512,

@@ -11,10 +11,14 @@ import pytest
 from node.assembly import Node
 from tests.node.emulator.pair import CHUNKS, CONFIG, MODEL, PROMPT, Pair, at, two_nodes
 from tests.node.fakes.client import ask, connect
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+async def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pair]:
+    # A pull may take as long as computing would, and these engines are fast: on a busy machine that is not enough.
+    monkeypatch.setattr("node.kv_pulls.PULL_MIN_S", PATIENCE_S / 2)
+    monkeypatch.setattr("node.kv_pulls.PULL_MAX_S", PATIENCE_S / 2)
     async with two_nodes(tmp_path) as both:
         yield both
 
@@ -44,7 +48,8 @@ async def test_the_second_request_is_routed_to_the_holder_and_hits(pair: Pair) -
 async def test_a_stream_that_moves_takes_its_kv_along(pair: Pair) -> None:
     """Its continuation is token ids, that no chunk stands for: the client's own chunks travel with it."""
     bob = pair.nodes[1]
-    sent = {"model": MODEL, "prompt": PROMPT, "max_tokens": 120, "ignore_eos": True, "stream": True}
+    # So long that it is not over before it can be moved.
+    sent = {"model": MODEL, "prompt": PROMPT, "max_tokens": 800, "ignore_eos": True, "stream": True}
     body = json.dumps({**sent, "return_token_ids": False}).encode()
     whole = text_of((await ask(bob.http_port, "POST", "/v1/completions", tuple(at("bob")), body)).body)
     await pair.until(lambda: bob.registry.roster.prefixes.count("bob") == CHUNKS)
