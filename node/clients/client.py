@@ -54,7 +54,12 @@ class _Bucket:
         self._at = now
 
     def take(self, amount: int, now: float) -> float:
-        """Take ``amount``; else the seconds until it will be there."""
+        """Take ``amount``; else the seconds until it will be there.
+
+        Requests of several workers may be told of out of the order in which they came: time never goes back here, or
+        what was there a moment ago would not be any more.
+        """
+        now = max(now, self._at)
         self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / _MINUTE)
         self._at = now
         if amount <= self._level + _ROUNDING:
