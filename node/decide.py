@@ -187,6 +187,7 @@ def _plan(
         entry=entry,
         target=cost.name,
         source=source,
+        forced=forced is not None and source == forced,
         chunks=chunks,
         matched_tokens=cached,
         prompt_tokens=question.prompt_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +11,10 @@ from node.prompt import ParsedRequest
 
 #: Requests remembered; the oldest are forgotten beyond.
 MAX_FLIGHTS = 4096
+#: Requests that are over and whose last blocks may still come, and for how many seconds: a worker's report took half a
+#: second on a host whose cores were taken. What does not come then was refused by a full pool.
+MAX_LATE = 64
+LATE_S = 5.0
 
 
 @dataclass(slots=True)
@@ -77,3 +81,25 @@ class Flights:
     def clear(self) -> None:
         """Forget all of them."""
         self._flights.clear()
+
+
+class Late:
+    """Requests that are over and had blocks of which the pool had not heard. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._late: deque[tuple[float, Flight]] = deque(maxlen=MAX_LATE)
+
+    def add(self, flight: Flight, now: float) -> None:
+        """Wait for the blocks that a request still lacks, if any."""
+        if flight.unconfirmed:
+            self._late.append((now, flight))
+
+    def waiting(self, now: float) -> list[Flight]:
+        """Return those whose blocks are worth waiting for."""
+        while self._late and (now - self._late[0][0] > LATE_S or not self._late[0][1].unconfirmed):
+            self._late.popleft()
+        return [flight for _, flight in self._late if flight.unconfirmed]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._late.clear()

@@ -5,7 +5,7 @@ Rules
    known here changes nothing.
 2. The digest says what can be had here. It grows with blocks that the engine filled, and shrinks when the pool
    evicts one. Without a connector in the engine it is a guess, from the prompts that it was given.
-3. A pull ends within its deadline, which is never longer than computing the same tokens would take; its result
+3. A pull ends within its deadline, which is about what computing the same tokens would take (`kv_pulls`); its result
    only changes how fast the answer comes. It runs beside the request's wait in the engine's queue (`node.kv_pulling`).
 4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock
    (`node.kv_digest`), everything else happens in the event loop.
@@ -29,7 +29,7 @@ from kvmigrate.server import TransferServer
 from kvmigrate.warm import WarmResult, spare
 from node import kv_state
 from node.digest import Changes, PrefixDigest
-from node.flights import MAX_FLIGHTS, Flight, Flights
+from node.flights import MAX_FLIGHTS, Flight, Flights, Late
 from node.kv_digest import SharedDigest
 from node.kv_offer import Offer, Taken
 from node.kv_pulling import Pulling, begin
@@ -90,6 +90,7 @@ class KvSide:
         self.hello: link.Hello | None = None
         self._scheduler = self._holds = False
         self._flights = Flights()
+        self._late = Late()
         #: Prompt tokens that the engine found cached, by request, until its answer is over: it may be reported finished
         #: before the first byte is here.
         self._cached: dict[str, int] = {}
@@ -218,7 +219,7 @@ class KvSide:
             return Pulling(None, 0.0)
         if not self._may_pull(plan.model):
             return Pulling(None, 0.0)
-        deadline_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens))
+        deadline_s = pull_deadline(self._meter.prefill.ms(0, plan.prompt_tokens), forced=plan.forced)
         tag = call.trace.tag if call.trace is not None else ""
         over = partial(self.link.pulled, rid) if self._holds and self._meter.active else None
         pull = partial(self._pulls.pull, self.puller, self.link, plan, call.parsed.chunks, deadline_s, tag=tag)
@@ -276,7 +277,10 @@ class KvSide:
             case link.Filled():
                 self._on_filled(event)
             case link.Finished():
-                self._on_finished(event)
+                self._on_finished(event, now)
+            case link.Stored():
+                for late in self._late.waiting(now):
+                    self._confirm(late)
             case link.Load():
                 self._meter.engine_load(now, event.running, event.waiting, event.kv_use)
             case link.Loaded():
@@ -331,11 +335,12 @@ class KvSide:
             flight.unconfirmed = event.hashes
             self._confirm(flight)
 
-    def _on_finished(self, event: link.Finished) -> None:
+    def _on_finished(self, event: link.Finished, now: float) -> None:
         flight = self._flights.pop(event.rid)
         if flight is not None:
             self._confirm(flight)
             self.digest.unpromise(flight)
+            self._late.add(flight, now)
 
     def _confirm(self, flight: Flight) -> None:
         if self.hello is not None:
@@ -350,6 +355,7 @@ class KvSide:
         """The engine went down: its requests are gone, and so is a cache that only it held."""
         self._meter.engine_lost(self._clock())
         self._flights.clear()
+        self._late.clear()
         self._cached.clear()
         self.digest.lost()
 

@@ -85,7 +85,8 @@ class SharedDigest:
         """Claim what the pool holds of the blocks that a request filled.
 
         Workers report to the pool over links of their own, so some blocks may become known only later: then the end
-        of the request asks again. What the pool never took (it was full) is never claimed.
+        of the request asks again, and what is stored shortly after that (`flights.Late`). What the pool never took (it
+        was full) is never claimed.
         """
         if self._pool is None or not flight.chunks or not flight.unconfirmed:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,9 @@ from node.kv_sources import further
 from node.metrics import Metrics
 from node.plan import Plan
 
-#: Least and longest time of a pull, seconds.
+_log = logging.getLogger("grapevine.kv")
+
+#: Least and longest time of a pull, seconds. One that is forced has the longest.
 PULL_MIN_S = 1.0
 PULL_MAX_S = 15.0
 
@@ -80,6 +83,8 @@ class Pulls:
         named = self.sources(plan, chunks)
         if not named:
             self._metrics.pulls.labels("no_address" if chunks else "nothing").inc()
+            if chunks:
+                _log.warning("no pull from %s: it serves no KV blocks now; the prompt is computed", plan.source)
             return {}
         sources = list(named.values())
         result = await puller.pull(sources, chunks[: sources[0].chunks], deadline_s, tag=tag)
@@ -97,7 +102,9 @@ class Pulls:
         """Learn from a pull; `names` by address."""
         if result.joined:
             return  # noted by the request that it was made for, and perhaps from another source than ours
-        self.note_parts(names, result.parts, whole=result.reason is Reason.COMPLETE)
+        # A pull that ended before it had a turn at its source, or whose threads came too late, is told of nevertheless.
+        unheard = Part(next(iter(names)), result.reason, seconds=result.seconds, detail=result.detail)
+        self.note_parts(names, result.parts or (unheard,), whole=result.reason is Reason.COMPLETE)
         self._metrics.pulled(str(result.reason), result.blocks, result.bytes, result.seconds, result.corrupt)
         self._metrics.taken_over.inc(result.taken_over)
 
@@ -113,6 +120,9 @@ class Pulls:
             self._metrics.pulled_way(part.way, part.bytes)
 
 
-def pull_deadline(recompute_ms: float) -> float:
-    """Seconds that a pull may take: as long as computing the same tokens would, within bounds."""
-    return min(max(recompute_ms / 1000.0, PULL_MIN_S), PULL_MAX_S)
+def pull_deadline(recompute_ms: float, *, forced: bool = False) -> float:
+    """Seconds that a pull may take: as long as computing the same tokens would, within bounds.
+
+    `forced`: somebody wants to see this pull, and is not served by an answer that does without.
+    """
+    return PULL_MAX_S if forced else min(max(recompute_ms / 1000.0, PULL_MIN_S), PULL_MAX_S)

@@ -93,6 +93,8 @@ class Plan:
     target: str
     #: Node to pull KV blocks from before the engine computes the request.
     source: str | None = None
+    #: An operator named that node: the pull is tried for its own sake, whatever computing would take.
+    forced: bool = False
     #: Chunks of the prompt's beginning to come from a cache: the source's, or without one the target's own.
     chunks: int = 0
     #: Prompt tokens predicted to come from a cache, held by the target or pulled; and of how many.
@@ -129,6 +131,7 @@ class Plan:
                 "e": self.entry,
                 "t": self.target,
                 "s": self.source or "",
+                "f": int(self.forced),
                 "c": self.chunks,
                 "mt": self.matched_tokens,
                 "pt": self.prompt_tokens,
@@ -146,7 +149,7 @@ class Plan:
 quick(RouteOptions, Plan)
 
 
-_COUNTS = (("c", MAX_CHUNKS), ("mt", MAX_TOKENS), ("pt", MAX_TOKENS), ("h", MAX_HOPS))
+_COUNTS = (("c", MAX_CHUNKS), ("mt", MAX_TOKENS), ("pt", MAX_TOKENS), ("h", MAX_HOPS), ("f", 1))
 
 
 def decode_plan(header: str) -> Plan:
@@ -169,13 +172,14 @@ def decode_plan(header: str) -> Plan:
         if type(value) is not int or not 0 <= value <= high:
             raise RemoteError(f"{key}: no integer within [0, {high}]")
         counts.append(value)
-    chunks, matched, prompt, hops = counts
+    chunks, matched, prompt, hops, forced = counts
     return Plan(
         rid=text(fields, "i", MAX_RID),
         model=text(fields, "m", MAX_MODEL_ID),
         entry=node_name(fields.get("e"), "plan: entry"),
         target=node_name(fields.get("t"), "plan: target"),
         source=None if source == "" else node_name(source, "plan: source"),
+        forced=bool(forced),
         chunks=chunks,
         matched_tokens=matched,
         prompt_tokens=prompt,

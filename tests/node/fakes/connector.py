@@ -11,6 +11,7 @@ from kvmigrate.digest import block_digest
 from kvmigrate.link import FrameSplitter, Hello, Message, Role, encode
 from kvmigrate.link import messages as m
 from kvmigrate.pool import BlockPool
+from kvmigrate.pool_types import Slot
 
 BLOCK_BYTES = 4096
 BLOCK_TOKENS = 16
@@ -48,6 +49,16 @@ class FakeConnector:
         async with self._changed, asyncio.timeout(60):
             await self._changed.wait_for(lambda: any(wanted(*got) for got in self.got))
 
+    def write_granted(self, pool: BlockPool, block_hash: bytes) -> m.StoredItem:
+        """Compute a block into the first slot that the worker half was granted; nobody is told of it yet."""
+        grant = next(got.slots[0] for role, got in self.got if role is Role.WORKER and isinstance(got, m.Grant))
+        room = pool.writable(Slot(grant.slot, grant.generation))
+        assert room is not None
+        data = _data(block_hash)
+        room[:BLOCK_BYTES] = data
+        room.release()
+        return m.StoredItem(grant.slot, grant.generation, block_hash, 0, BLOCK_BYTES, block_digest(data))
+
     async def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
@@ -79,7 +90,11 @@ def store(pool: BlockPool, hashes: Sequence[bytes]) -> None:
         (slot,) = pool.grant(1)
         room = pool.writable(slot)
         assert room is not None
-        data = (block_hash * (BLOCK_BYTES // len(block_hash)))[:BLOCK_BYTES]
+        data = _data(block_hash)
         room[:BLOCK_BYTES] = data
         room.release()
         assert pool.commit(slot, block_hash, 0, BLOCK_BYTES, block_digest(data))
+
+
+def _data(block_hash: bytes) -> bytes:
+    return (block_hash * (BLOCK_BYTES // len(block_hash)))[:BLOCK_BYTES]

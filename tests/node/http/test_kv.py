@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from kvmigrate import split
+from kvmigrate.link import messages as m
 from kvmigrate.pool import BlockPool
+from kvmigrate.pull_types import PullResult, Reason
 from node.flights import Flights
 from node.flows import pulled_from
 from node.kv import WARM_STEP_S
@@ -24,6 +26,7 @@ from tests.node.fakes import engine as fake
 from tests.node.fakes.client import ask, connect
 from tests.node.http.bodies import CHAT, chat
 from tests.node.http.kv_pair import BLOCKS, LONG, PREFILL_S, TOKENS, Pair, force, published, send, warmed
+from tests.waiting import until
 
 
 async def test_what_only_a_lost_engine_held_is_withdrawn_with_a_pool_too(pair: Pair) -> None:
@@ -67,6 +70,32 @@ async def test_a_prompt_that_the_engine_has_not_computed_draws_those_who_share_i
         assert json.loads(here.body)["plan"]["source"] is None, "nothing can be pulled yet"
     await b.until(lambda: not b.node.registry.roster.prefixes.promised)
     assert published(b, "a") == 0, "the client went away before its prompt was computed"
+
+
+async def test_a_block_that_the_pool_hears_of_after_the_request_is_over_is_claimed_too(pair: Pair) -> None:
+    """The engine's processes report over links of their own, and the last report may be the one that names a block."""
+    a = await pair.add("a")
+    await pair.connectors["a"].until(m.Role.WORKER, m.Grant)
+    late: list[m.StoredItem] = []
+
+    async def script(exchange: fake.Exchange) -> None:
+        pool, connector = a.node.kv.pool, pair.connectors["a"]
+        assert pool is not None
+        rid = exchange.received.json["kv_transfer_params"]["grapevine"]["rid"]
+        hashes = kv.hashes_of(b"a prompt", BLOCKS)
+        late.append(connector.write_granted(pool, hashes[0]))
+        kv.store(pool, hashes[1:])
+        connector.send(m.Started(rid, TOKENS, 0, 0))
+        connector.send(m.Filled(rid, hashes, TOKENS))
+        connector.send(m.Finished(rid))
+        await until(lambda: not list(a.node.kv._flights))
+        await fake.answer_chat(exchange)
+
+    a.fake.script = script
+    await send(a)
+    assert published(a, "a") == 0, "a claim without its first block"
+    pair.connectors["a"].send(m.Stored(tuple(late)), m.Role.WORKER)
+    await until(lambda: published(a, "a") > 0)
 
 
 async def test_a_promise_outlives_the_first_of_those_who_share_it_but_not_the_link(pair: Pair) -> None:
@@ -230,6 +259,23 @@ async def test_a_source_that_is_gone_costs_only_speed_and_one_line_of_the_log(
     (line,) = [record.message for record in caplog.records]
     assert "pull from a ended early: it cannot be reached" in line
     assert b.node.metrics.pulls.labels("unreachable")._value.get() == 1
+
+
+async def test_a_pull_that_never_had_its_turn_is_told_and_counted_like_any_other(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, "grapevine.kv")
+    _, b = await warmed(pair)
+
+    async def late(*args: object, **more: object) -> PullResult:
+        return PullResult(0, 0, 1.25, Reason.DEADLINE)
+
+    assert b.node.kv.puller is not None
+    monkeypatch.setattr(b.node.kv.puller, "pull", late)
+    assert (await send(b, *force("b", "a"))).one("x-grapevine-pulled-blocks") == "0"
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith("pull from a ended early: it took too long; 0 blocks, 0.0 MB in 1.250 s")
+    assert b.node.kv.peers.snapshot()["a"]["failures"] == {"deadline": 1}
 
 
 async def test_where_the_source_fails_another_holder_gives_the_blocks(pair: Pair) -> None:

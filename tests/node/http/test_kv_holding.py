@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvmigrate.link import messages as m
+from node.kv_pulling import GRACE_S
+from node.kv_pulls import PULL_MAX_S
 from tests.node.fakes import connector as kv
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import ask, connect
@@ -78,7 +80,7 @@ async def test_a_request_waits_in_the_engines_queue_while_its_blocks_are_pulled_
     b.fake.script = engine.script
     pulling = asyncio.create_task(send(b, *force("b", "a")))
     await engine.until(lambda: len(engine.arrived) == 1)
-    assert engine.arrived[0] > 0, "the engine was asked to hold it"
+    assert engine.arrived[0] == PULL_MAX_S + GRACE_S, "the engine was asked to hold it, as long as a forced pull takes"
     other = await send(b, *force("b"), ("x-grapevine-no-pull", "1"))
     assert other.status == 200 and engine.computed == [0.0] and not pulling.done()
     go_on.set()

@@ -175,6 +175,8 @@ def test_a_source_can_be_forced_and_a_pull_forbidden(policy: str) -> None:
     seen = view(node("a", is_self=True), node("b"), matched={"b": 3})
     plan = planned(ask(seen, request(1000), policy, force_target="a", force_source="b"))
     assert (plan.source, plan.chunks, plan.reason) == ("b", 3, "forced, pull 3 chunks from b")
+    assert plan.forced and decode_plan(plan.header()) == plan
+    assert not planned(ask(seen, request(1000), policy, force_target="a")).forced
     unknown = view(node("a", is_self=True), node("b"))
     plan = planned(ask(unknown, request(1000), policy, force_target="a", force_source="b"))
     assert (plan.source, plan.chunks) == ("b", 7)
