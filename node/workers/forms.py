@@ -52,6 +52,7 @@ class Planned(NamedTuple):
     entry: str
     target: str
     source: str | None
+    forced: bool
     chunks: int
     matched_tokens: int
     prompt_tokens: int

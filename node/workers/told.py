@@ -99,6 +99,7 @@ def told_plan(plan: Plan) -> Planned:
         plan.entry,
         plan.target,
         plan.source,
+        plan.forced,
         plan.chunks,
         plan.matched_tokens,
         plan.prompt_tokens,
