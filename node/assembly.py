@@ -33,6 +33,7 @@ from node.drain import Drain
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.flows import Flows, WatchedPeers, WatchedRunner
+from node.hit_reader import HitReader
 from node.host import HostFacts
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
@@ -61,7 +62,7 @@ from node.reporter import Reporter
 from node.room import WaitingRoom
 from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
-from node.surface import make_routes
+from node.surface import engine_metrics, make_routes
 from node.tls import ClusterTrust, ServerTls
 from node.tracing import make_tracing
 
@@ -155,6 +156,12 @@ class Node:
         self.kv = self._make_kv()
         self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
         self.engine = engine(settings, self.reporter.on_engine)
+        self.hit_reader = HitReader(
+            self.kv.counted,
+            self.metrics,
+            wanted=lambda: self.engine.ready and not self.kv.connected,
+            read=lambda: engine_metrics(self.engine, settings.name),
+        )
         self.client = PeerClient(settings.name, self.signer, self.deadlines, self.trust)
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
@@ -227,6 +234,8 @@ class Node:
             self._http = HttpServer(self._routes.router())
             stack.push_async_callback(self._http.close)
             await self._http.start(listener, tls)
+        reading = asyncio.create_task(self.hit_reader.run(), name="grapevine-hits")
+        stack.push_async_callback(_cancelled, reading)
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
