@@ -332,9 +332,14 @@ class KvSide:
 
     def _on_filled(self, event: link.Filled) -> None:
         flight = self._flights.get(event.rid)
-        if flight is not None:
-            flight.unconfirmed = event.hashes
-            self._confirm(flight)
+        if flight is None:
+            return
+        if not event.hashes:
+            # Blocks that nobody can be given (pictures, adapters): the promise stands, until the digest forgets it or
+            # the engine goes. So who comes with the same beginning is sent here, and nobody pulls.
+            flight.promised = ()
+        flight.unconfirmed = event.hashes
+        self._confirm(flight)
 
     def _on_finished(self, event: link.Finished) -> None:
         flight = self._flights.pop(event.rid)

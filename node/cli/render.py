@@ -98,7 +98,9 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
         console.print(_costs(candidates))
     promised = answer.get("promised_chunks")
     for name, count in promised.items() if isinstance(promised, Mapping) else ():
-        console.print(f"[dim]{escape(str(name))} has yet to compute {_number(count)} chunks of it: no pull of those[/]")
+        console.print(
+            f"[dim]{escape(str(name))} cannot give {_number(count)} chunks of it, or not yet: no pull of those[/]"
+        )
     for item in answer.get("unlike") or []:
         console.print(f"[yellow]no pull from {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
     for item in answer.get("excluded") or []:
