@@ -156,12 +156,6 @@ class Node:
         self.kv = self._make_kv()
         self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
         self.engine = engine(settings, self.reporter.on_engine)
-        self.hit_reader = HitReader(
-            self.kv.counted,
-            self.metrics,
-            wanted=lambda: self.engine.ready and not self.kv.connected,
-            read=lambda: engine_metrics(self.engine, settings.name),
-        )
         self.client = PeerClient(settings.name, self.signer, self.deadlines, self.trust)
         self.local = self._make_local()
         self.kv.on_report = self.local.sign
@@ -170,6 +164,12 @@ class Node:
         self.peers = self._make_peers()
         self.policy = make_policy(settings.policy)
         self.dispatcher = self._make_dispatcher()
+        self.hit_reader = HitReader(
+            self.kv.counted,
+            self.metrics,
+            wanted=lambda: self.engine.ready and not self.kv.connected,
+            read=lambda: engine_metrics(self.engine, settings.name),
+        )
         self.host = HostFacts()
         self.rescue = self._make_rescue()
         self.drainer = self._make_drain()
