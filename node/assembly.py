@@ -30,9 +30,12 @@ from node.admission import Admission
 from node.clients import Access
 from node.digest import PrefixDigest
 from node.drain import Drain
+from node.engine.client import open_session
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
+from node.engine_metrics import read_page
 from node.flows import Flows, WatchedPeers, WatchedRunner
+from node.gauges import Gauges
 from node.hit_reader import HitReader
 from node.host import HostFacts
 from node.http.readiness import Readiness
@@ -175,6 +178,7 @@ class Node:
         self.drainer = self._make_drain()
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
+        self.gauges: Gauges
 
     # --- life
 
@@ -239,6 +243,7 @@ class Node:
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
+        self._start_gauges()
         self.host.look()
         await self._start_discovery()
 
@@ -261,6 +266,20 @@ class Node:
         if self.access.path is not None:
             self.access.load()
             self.reloader.add(CLIENTS, [self.access.path], self.access.load)
+
+    def _start_gauges(self) -> None:
+        # A session of its own: on a connection that is kept warm by questions, a request would be sent twice when the
+        # engine cuts it.
+        session = open_session(self.engine.address)
+        self._stack.push_async_callback(session.close)
+        self.gauges = Gauges(
+            self.meter,
+            wanted=lambda: self.engine.ready and not self.kv.connected,
+            read=lambda: read_page(session, self.engine.address),
+            clock=self._clock,
+        )
+        asking = asyncio.create_task(self.gauges.run(), name="grapevine-gauges")
+        self._stack.push_async_callback(_cancelled, asking)
 
     async def _start_gossip(self) -> None:
         settings = self.settings
