@@ -30,9 +30,13 @@ from node.admission import Admission
 from node.clients import Access
 from node.digest import PrefixDigest
 from node.drain import Drain
+from node.engine.client import open_session
 from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
+from node.engine_metrics import read_page
 from node.flows import Flows, WatchedPeers, WatchedRunner
+from node.gauges import Gauges
+from node.hit_reader import HitReader
 from node.host import HostFacts
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
@@ -61,7 +65,7 @@ from node.reporter import Reporter
 from node.room import WaitingRoom
 from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
-from node.surface import make_routes
+from node.surface import engine_metrics, make_routes
 from node.tls import ClusterTrust, ServerTls
 from node.tracing import make_tracing
 
@@ -163,11 +167,18 @@ class Node:
         self.peers = self._make_peers()
         self.policy = make_policy(settings.policy)
         self.dispatcher = self._make_dispatcher()
+        self.hit_reader = HitReader(
+            self.kv.counted,
+            self.metrics,
+            wanted=lambda: self.engine.ready and not self.kv.connected,
+            read=lambda: engine_metrics(self.engine, settings.name),
+        )
         self.host = HostFacts()
         self.rescue = self._make_rescue()
         self.drainer = self._make_drain()
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
+        self.gauges: Gauges
 
     # --- life
 
@@ -227,9 +238,12 @@ class Node:
             self._http = HttpServer(self._routes.router())
             stack.push_async_callback(self._http.close)
             await self._http.start(listener, tls)
+        reading = asyncio.create_task(self.hit_reader.run(), name="grapevine-hits")
+        stack.push_async_callback(_cancelled, reading)
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
+        self._start_gauges()
         self.host.look()
         await self._start_discovery()
 
@@ -252,6 +266,20 @@ class Node:
         if self.access.path is not None:
             self.access.load()
             self.reloader.add(CLIENTS, [self.access.path], self.access.load)
+
+    def _start_gauges(self) -> None:
+        # A session of its own: on a connection that is kept warm by questions, a request would be sent twice when the
+        # engine cuts it.
+        session = open_session(self.engine.address)
+        self._stack.push_async_callback(session.close)
+        self.gauges = Gauges(
+            self.meter,
+            wanted=lambda: self.engine.ready and not self.kv.connected,
+            read=lambda: read_page(session, self.engine.address),
+            clock=self._clock,
+        )
+        asking = asyncio.create_task(self.gauges.run(), name="grapevine-gauges")
+        self._stack.push_async_callback(_cancelled, asking)
 
     async def _start_gossip(self) -> None:
         settings = self.settings

@@ -27,6 +27,12 @@ from node.view import Candidate, ClusterView, Typical, typical_of
 
 #: Output tokens expected where the client set no limit, and the most that one request is weighed with.
 TYPICAL_OUTPUT_TOKENS = 128
+
+#: What the reason of a plan begins with when the request named its target or its source.
+FORCED = "forced"
+
+#: Endpoints whose answer is no text: nothing is decoded for it.
+_POOLING = ("/embeddings", "/pooling", "/classify", "/score", "/rerank")
 MAX_OUTPUT_TOKENS = 512
 
 #: Holders of the prompt's prefix that are weighed for it. Often all nodes hold the beginning that every prompt shares.
@@ -124,7 +130,7 @@ def _question(
     commit: bool,
     rng: random.Random,
 ) -> Question:
-    output = min(MAX_OUTPUT_TOKENS, (request.max_tokens or TYPICAL_OUTPUT_TOKENS)) * request.answers
+    output = _output_tokens(request)
     near = most(view.matched, MAX_HOLDERS, rng)
     giving = view.given
     # Who only promises most of it hides nobody who could give some of it now.
@@ -149,6 +155,13 @@ def _question(
         every=every,
         commit=commit,
     )
+
+
+def _output_tokens(request: ParsedRequest) -> int:
+    """Tokens that will probably be generated."""
+    if request.path.rstrip("/").endswith(_POOLING):
+        return 0
+    return min(MAX_OUTPUT_TOKENS, request.max_tokens or TYPICAL_OUTPUT_TOKENS) * request.answers
 
 
 def _typical(view: ClusterView, model: str) -> Typical:
@@ -180,7 +193,7 @@ def _plan(
         source, chunks = forced, question.giving_chunks.get(forced) or len(request.chunks)
         cached = max(held, question.giving_tokens.get(forced, 0))
     if options.force_target is not None or (forced is not None and source == forced):
-        reason = f"forced, {reason}" if source is None else f"forced, pull {chunks} chunks from {source}"
+        reason = f"{FORCED}, {reason}" if source is None else f"{FORCED}, pull {chunks} chunks from {source}"
     return Plan(
         rid=options.rid,
         model=question.model,

@@ -82,6 +82,7 @@ class Decision:
             "cached_tokens": self.cached_tokens,
             "pulled_blocks": self.pulled_blocks,
             "pulled_from": dict(self.pulled_from),
+            "broke": self.broke or None,
         }
         if self.plan is not None:
             told |= {
@@ -91,6 +92,7 @@ class Decision:
                 "predicted_cached_tokens": self.plan.matched_tokens,
                 "visited": list(self.plan.visited),
                 "cost": None if self.plan.cost is None else self.plan.cost.as_dict(),
+                "others": [{"node": name, "total_ms": round(total_ms, 3)} for name, total_ms in self.others],
             }
         return told
 

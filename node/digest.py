@@ -6,7 +6,8 @@ Promises
    what lies behind it; that comes back with the missing one, if its own blocks stayed.
 2. `resolve` returns block hashes of the very text it was asked for, perhaps a few too many at the end (they are
    another prompt's, and never asked for by the engine), never others.
-3. A promised chunk is one of a prompt that the engine has and did not compute yet: no blocks, and nothing to resolve.
+3. A promised chunk is one of a prompt that the engine has and did not compute yet, or in blocks that cannot be given
+   away: no blocks, and nothing to resolve.
 4. Bounded: chunks, and references to block hashes. The least recently used chunk goes first; within one prompt
    the last one, so that a prefix shrinks from its end.
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvmigrate.planner import PRIOR_NET_BYTES_S
+from node.decide import FORCED
 from node.eligible import status
 from node.kv_sources import further
 from node.plan import Plan, Refusal
+from node.policy.registry import MILLISECONDS, UNITS
 from node.prompt.request import ParsedRequest
 from node.view import Candidate, ClusterView, NodeState
 
 #: Nodes that are listed as excluded; the rest is counted.
 MAX_EXCLUDED = 64
+
+#: Refusals of requests that name their node.
+_NAMED = ("unknown_node", "forced_target_unavailable")
 
 
 def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal) -> dict[str, object]:
@@ -38,7 +43,8 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
     }
     if isinstance(decision, Refusal):
         answer["refusal"] = {"status": decision.status, "code": decision.code, "message": decision.message}
-        answer["excluded"] = _excluded(view, request.model or "", (), set())
+        named = view.owner is not None or decision.code in _NAMED
+        answer["excluded"] = _excluded(view, request.model or "", (), set(), named=named)
         return answer
     answer["plan"] = {
         "target": decision.target,
@@ -46,6 +52,7 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
         "sources": _sources(view, decision),
         "reason": decision.reason,
         "policy": decision.policy,
+        "unit": UNITS.get(decision.policy, MILLISECONDS),
         "model": decision.model,
         "chunks": decision.chunks,
         "matched_tokens": decision.matched_tokens,
@@ -56,7 +63,8 @@ def explain(view: ClusterView, request: ParsedRequest, decision: Plan | Refusal)
     answer["unlike"] = _unlike(view, decision)
     answer["candidates"] = [cost.as_dict() for cost in decision.costs]
     weighed = {cost.name for cost in decision.costs}
-    answer["excluded"] = _excluded(view, decision.model, decision.visited, weighed)
+    named = view.owner is not None or decision.reason.startswith(FORCED)
+    answer["excluded"] = _excluded(view, decision.model, decision.visited, weighed, named=named)
     return answer
 
 
@@ -113,13 +121,26 @@ def _unlike(view: ClusterView, plan: Plan) -> list[dict[str, str]]:
     return found[:MAX_EXCLUDED]
 
 
-def _excluded(view: ClusterView, model: str, visited: Sequence[str], weighed: set[str]) -> list[dict[str, str]]:
+def _excluded(
+    view: ClusterView, model: str, visited: Sequence[str], weighed: set[str], *, named: bool
+) -> list[dict[str, str]]:
+    """Who was not weighed, and why. ``named``: the request is for one node, whatever the others would cost."""
     listed: list[dict[str, str]] = []
     for candidate in view.candidates:
         if candidate.name in weighed:
             continue
-        why = status(candidate, model, visited) or "not weighed: suspected, or a context that is too short"
+        why = status(candidate, model, visited)
+        if why is None:
+            why = "the request is for another node" if named else _not_weighed(candidate, model)
         if len(listed) == MAX_EXCLUDED:
             break
         listed.append({"node": candidate.name, "why": why})
     return listed
+
+
+def _not_weighed(candidate: Candidate, model: str) -> str:
+    """Why one that could take it was passed over, see `node.eligible`."""
+    if candidate.state is NodeState.SUSPECT:
+        return "suspected"
+    length = candidate.models[model].max_model_len if model in candidate.models else 0
+    return f"its context of {length} tokens is too short, or may be" if length else "not weighed"

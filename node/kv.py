@@ -28,6 +28,7 @@ from kvmigrate.reserve import Reserve
 from kvmigrate.server import TransferServer
 from kvmigrate.warm import WarmResult, spare
 from node import kv_state
+from node.counted_hits import CountedHits
 from node.digest import Changes, PrefixDigest
 from node.flights import MAX_FLIGHTS, Flight, Flights, Late
 from node.kv_digest import SharedDigest
@@ -87,6 +88,8 @@ class KvSide:
         self.peers = self._pulls.peers
         #: Prompt tokens that the engine started, and where it found them.
         self.tokens = {"prompt": 0, "engine": 0, "pool": 0}
+        #: What an engine without our connector found cached is known in sum only.
+        self.counted = CountedHits()
         self.hello: link.Hello | None = None
         self._scheduler = self._holds = False
         self._flights = Flights()
@@ -206,6 +209,8 @@ class KvSide:
         if flight is None:
             return
         self.digest.unpromise(flight)
+        if whole:
+            self.counted.ended(flight.predicted, flight.text_tokens)
         if whole and flight.chunks:
             self.digest.used(flight)
 
@@ -331,9 +336,14 @@ class KvSide:
 
     def _on_filled(self, event: link.Filled) -> None:
         flight = self._flights.get(event.rid)
-        if flight is not None:
-            flight.unconfirmed = event.hashes
-            self._confirm(flight)
+        if flight is None:
+            return
+        if not event.hashes:
+            # Blocks that nobody can be given (pictures, adapters): the promise stands, until the digest forgets it or
+            # the engine goes. So who comes with the same beginning is sent here, and nobody pulls.
+            flight.promised = ()
+        flight.unconfirmed = event.hashes
+        self._confirm(flight)
 
     def _on_finished(self, event: link.Finished, now: float) -> None:
         flight = self._flights.pop(event.rid)

@@ -5,8 +5,10 @@ Promises
    `finished` and `failed`, and events of unknown requests change nothing but a counter.
 2. Bounded: `MAX_REQUESTS` tracked at once, and what `node.learnt` keeps; a request whose end is never reported is
    given up after `FORGET_S`.
-3. The engine's own report wins over counting for `REPORT_S`, corrected by what happened since it: an engine that
-   we are attached to may serve others too.
+3. The engine's own report wins over counting for `REPORT_S`, corrected by what we sent it and what ended since: an
+   engine that we are attached to may serve others too. Our connector pushes its reports. Other engines are asked
+   (`node.gauges`), and what they answer is as old as the question: an answer that a newer report overtook counts for
+   nothing, and none is a sign of life, since a hung engine's HTTP server goes on answering.
 4. What was learnt has a weight, that fades (`node.learnt`): a node that was slow once is not slow for ever.
 
 A request: dispatched -> (started) -> (prefilled) -> (first byte) -> finished or failed. Engines without our
@@ -20,7 +22,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from node.learnt import Learnt
-from node.load import MAX_TOKENS, LoadVector
+from node.load import MAX_COUNT, MAX_TOKENS, LoadVector
 from node.prefill import MIN_TOKENS, NO_WORK, PRIOR, Owed, PrefillTime, Work
 
 #: Requests tracked at once; the oldest are given up beyond.
@@ -29,6 +31,9 @@ MAX_REQUESTS = 4096
 #: Seconds after which a request without any event is taken for lost, and an engine's report for outdated.
 FORGET_S = 3600.0
 REPORT_S = 5.0
+
+#: Requests that a report may claim to run, and as many to wait: with ours they still fit into a vector.
+MAX_REPORTED = (MAX_COUNT - MAX_REQUESTS) // 2
 
 #: Until something is measured.
 PRIOR_DECODE_TPS = 40.0
@@ -41,6 +46,8 @@ GLANCE_S = 0.1
 class _Request:
     dispatched: float
     touched: float
+    #: Requests dispatched up to it, itself included.
+    number: int
     #: What is left to compute of its prompt, as far as known.
     work: Work
     #: A slot was free when it came: it did not wait, so its time to first token is prompts being computed.
@@ -58,12 +65,35 @@ class _Request:
 
 
 @dataclass(slots=True)
+class _Since:
+    """Our own requests since a moment: a report of that moment knows nothing of it."""
+
+    at: float
+    #: Requests dispatched up to then.
+    number: int
+    #: Dispatched later and not over yet; dispatched before, and over.
+    sent: int = 0
+    ended: int = 0
+
+    def end(self, request: _Request) -> None:
+        if request.number > self.number:
+            self.sent -= 1
+        else:
+            self.ended += 1
+
+
+@dataclass(slots=True)
 class _Report:
     running: int
     waiting: int
     kv_use: float
-    at: float
-    finished_since: int = 0
+    since: _Since
+    #: The engine was asked. It is asked again and again, so an old answer means nothing; our connector says nothing
+    #: while nothing changes and during a long step, so its last word holds.
+    asked: bool
+
+    def fresh(self, now: float) -> bool:
+        return now - self.since.at <= REPORT_S
 
 
 @dataclass(slots=True)
@@ -93,6 +123,9 @@ class LoadMeter:
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._learnt = Learnt()
         self._report: _Report | None = None
+        #: Since the engine was last asked for a report, until it has answered.
+        self._asked: _Since | None = None
+        self._dispatched = 0
         #: The engine's connector has reported a start: then "not started" means waiting.
         self._sees_starts = False
         #: Prompts not computed yet: of all requests, and of those being computed since `_progress`.
@@ -111,11 +144,17 @@ class LoadMeter:
         if rid in self._requests:
             return
         while len(self._requests) >= MAX_REQUESTS:
-            self._settle(self._requests.popitem(last=False)[1])
+            self._leave(self._requests.popitem(last=False)[1])
             self.counts.forgotten += 1
         active = len(self._requests)
-        request = _Request(now, now, work=NO_WORK, at_once=active < self.slots if self.slots else not active)
+        self._dispatched += 1
+        at_once = active < self.slots if self.slots else not active
+        request = _Request(now, now, self._dispatched, work=NO_WORK, at_once=at_once)
         self._requests[rid] = request
+        if self._report is not None:
+            self._report.since.sent += 1
+        if self._asked is not None:
+            self._asked.sent += 1
         self._owe(request, Work.of(cached_est, est_tokens - cached_est))
         if not self._sees_starts:
             self._begin(request, now)
@@ -190,9 +229,22 @@ class LoadMeter:
 
     def engine_load(self, now: float, running: int, waiting: int, kv_use: float) -> None:
         """What the engine itself reports. Nonsense is brought into range: the engine is ours, or an unknown one."""
-        use = 0.0 if math.isnan(kv_use) else min(1.0, max(0.0, kv_use))
-        self._report = _Report(max(0, running), max(0, waiting), use, now)
+        self._take(running, waiting, kv_use, _Since(now, self._dispatched), asked=False)
         self._moved()
+
+    def asking(self, now: float) -> None:
+        """The engine is asked for a report; `answered` gives it."""
+        self._asked = _Since(now, self._dispatched)
+
+    def answered(self, running: int, waiting: int, kv_use: float) -> None:
+        """Its answer, as old as the question. Nothing, if it was lost or reported by itself meanwhile."""
+        if self._asked is not None:
+            self._take(running, waiting, kv_use, self._asked, asked=True)
+
+    def _take(self, running: int, waiting: int, kv_use: float, since: _Since, *, asked: bool) -> None:
+        running, waiting = (max(0, min(count, MAX_REPORTED)) for count in (running, waiting))
+        use = 0.0 if math.isnan(kv_use) else min(1.0, max(0.0, kv_use))
+        self._report, self._asked = _Report(running, waiting, use, since, asked), None
 
     def engine_lost(self, now: float) -> None:
         """The engine is gone, with all its requests; what was learnt about its speed stays."""
@@ -200,7 +252,7 @@ class LoadMeter:
         self._requests.clear()
         self._ahead.clear()
         self._begun.clear()
-        self._report = None
+        self._report = self._asked = None
 
     @property
     def active(self) -> int:
@@ -279,7 +331,7 @@ class LoadMeter:
             self.slots,
             ahead.tokens - int(begun.tokens * done_ms / begun_ms if begun_ms > 0 else 0.0),
             self.moves,
-            report.kv_use if report is not None else 0.0,
+            report.kv_use if report is not None and (not report.asked or report.fresh(now)) else 0.0,
             queued_ms if queued_ms > 0 else 0.0,
             *self._measured,
             rtts or {},
@@ -322,6 +374,9 @@ class LoadMeter:
             assert owed.prompts == sum(work.prompts for work in works)
             assert owed.tokens == sum(work.tokens for work in works)
             assert math.isclose(owed.pairs, sum(work.pairs for work in works), rel_tol=1e-6, abs_tol=1.0)
+        for since in (self._report.since if self._report is not None else None, self._asked):
+            if since is not None:
+                assert since.sent == sum(1 for r in self._requests.values() if r.number > since.number)
         self._learnt.validate()
         for request in self._requests.values():
             assert request.work.tokens >= 0
@@ -332,8 +387,8 @@ class LoadMeter:
     def _occupancy(self, now: float) -> tuple[int, int]:
         ours = len(self._requests)
         report = self._report
-        if report is not None and now - report.at <= REPORT_S:
-            theirs = max(0, report.running + report.waiting - report.finished_since)
+        if report is not None and report.fresh(now):
+            theirs = max(0, report.running + report.waiting - report.since.ended) + report.since.sent
             total = max(ours, theirs)
             running = min(report.running, total)
             if report.waiting == 0:
@@ -399,15 +454,21 @@ class LoadMeter:
         if request is None:
             self.counts.unknown += 1
             return None
+        self._leave(request)
+        return request
+
+    def _leave(self, request: _Request) -> None:
+        """It is counted no more."""
         self._settle(request)
         if self._report is not None:
-            self._report.finished_since += 1
-        return request
+            self._report.since.end(request)
+        if self._asked is not None:
+            self._asked.end(request)
 
     def _forget(self, now: float) -> None:
         while self._requests:
             rid, request = next(iter(self._requests.items()))
             if now - request.touched <= FORGET_S:
                 return
-            self._settle(self._requests.pop(rid))
+            self._leave(self._requests.pop(rid))
             self.counts.forgotten += 1

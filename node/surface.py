@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from node import __version__
-from node.engine_metrics import with_node
+from node.engine_metrics import read_page, with_node
 from node.http.admin import Admin
 from node.http.events import EventHub
 from node.http.explain import Explain
@@ -22,16 +21,11 @@ from node.http.take import TakeRoute
 from node.metrics import Sample
 from node.picture import Picture
 from node.relay.local import Engine
-from node.relay.upstream import Base, UpstreamError, UpstreamRequest, open_upstream
 
 if TYPE_CHECKING:
     from gossip import GossipAgent
     from node.assembly import Node
     from node.tls import ServerTls
-
-#: The engine's own metrics passed on: deadline in seconds, most bytes.
-ENGINE_METRICS_S = 3.0
-MAX_ENGINE_METRICS = 8 * 1024 * 1024
 
 
 def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
@@ -172,14 +166,4 @@ def totals(node: Node) -> Iterable[Sample]:
 
 async def engine_metrics(engine: Engine, name: str) -> bytes:
     """Return the engine's own metrics, labelled with the node's ``name``; nothing when it does not answer."""
-    if not engine.ready:
-        return b""
-    base = Base(engine.session, engine.address.base.rstrip("/"))
-    request = UpstreamRequest("GET", "/metrics", [], b"")
-    try:
-        async with asyncio.timeout(ENGINE_METRICS_S):
-            answer = await open_upstream(base, request, first_byte_s=ENGINE_METRICS_S)
-            body = await answer.read_all(MAX_ENGINE_METRICS)
-    except (UpstreamError, TimeoutError):
-        return b""
-    return with_node(body, name) if answer.status == 200 else b""
+    return with_node(await read_page(engine.session, engine.address), name) if engine.ready else b""

@@ -11,6 +11,7 @@ FORBIDDEN = {"gossip": {"node", "kvmigrate"}, "kvmigrate": {"node", "gossip"}}
 IMPURE = {"asyncio", "socket", "time", "random", "threading", "subprocess", "selectors", "aiohttp", "logging"}
 CORES = (
     "node/engine/lifecycle.py",
+    "node/engine/pace.py",
     "node/line.py",
     "node/forecast.py",
     "node/bookings.py",

@@ -8,7 +8,8 @@ It runs inside vLLM's `schedule()` and must never wait. Contract with vLLM 0.32 
 3. At least one token is left for the engine to compute: at most `(num_tokens - 1) // block_size` blocks are offered.
 4. A block may be saved in the step that completes it: `i < min((computed + scheduled) // block_size, len(hashes))`.
 5. A request whose KV depends on more than its block hashes say (LoRA contents, multimodal features, prompt
-   embeddings) neither loads nor saves: refused, not guessed.
+   embeddings) neither loads nor saves: refused, not guessed. Its `Filled` names no block: vLLM's own cache has the
+   prompt, and nobody can be given it.
 6. A request that came while its blocks are still being pulled keeps its place in vLLM's queue and is passed over until
    they are here, no longer than its node said (`holds`); vLLM schedules whoever stands behind it meanwhile.
 
@@ -123,7 +124,10 @@ class SchedulerHalf:
         None: ask again in the next step, its blocks are on their way.
         """
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or not tracked.migratable or request.skip_reading_prefix_cache:
+        if tracked is None or request.skip_reading_prefix_cache:
+            return 0, False
+        if not tracked.migratable:
+            tracked.local_tokens = computed_tokens
             return 0, False
         if self._holds.waits(request.request_id):
             return None, False
@@ -253,9 +257,9 @@ class SchedulerHalf:
     def _report_filled(self, tracked: _Tracked, rid: str, tokens: int) -> None:
         hashes = tracked.request.block_hashes
         full = min(tokens // self._block_size, len(hashes))
-        if tracked.migratable and full > tracked.reported_blocks:
+        if full > tracked.reported_blocks:
             tracked.reported_blocks = full
-            self._reports.filled(rid, hashes[:full], full * self._block_size)
+            self._reports.filled(rid, hashes[:full] if tracked.migratable else (), full * self._block_size)
 
 
 def _ours(request: EngineRequest) -> tuple[str | None, float]:

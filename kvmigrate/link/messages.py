@@ -96,7 +96,10 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Hashes of the full blocks that are computed, from block 0; `tokens` that they cover."""
+    """Hashes of the full blocks that are computed, from block 0; `tokens` that they cover.
+
+    No hashes: the engine has these tokens in its own cache, in blocks that cannot be exchanged.
+    """
 
     rid: str
     hashes: tuple[bytes, ...]

@@ -45,6 +45,12 @@ from node.errors import LocalError
 @click.option(
     "--kv-block-bytes", type=click.IntRange(32), default=4096, show_default=True, help="Size of a block in the pool."
 )
+@click.option(
+    "--kv-events-endpoint",
+    metavar="ENDPOINT",
+    help="Publish KV events over ZMQ, in vLLM's form; tcp://*:5557 is vLLM's default. Needs pyzmq.",
+)
+@click.option("--kv-events-topic", default="", help="Topic of the KV events.  [default: empty]")
 @click.option("--json", "as_json", is_flag=True, help="Say where it listens as JSON, on standard output.")
 @click.option("--journal", type=click.Path(path_type=Path), help="File in which to note who was computed when.")
 def emulate(
@@ -59,6 +65,8 @@ def emulate(
     coarse: int,
     link_socket: Path | None,
     kv_block_bytes: int,
+    kv_events_endpoint: str | None,
+    kv_events_topic: str,
     journal: Path | None,
     as_json: bool,
     **changed: int | None,
@@ -78,6 +86,8 @@ def emulate(
             speedup=speedup,
             link=link_socket,
             block_bytes=kv_block_bytes,
+            kv_events=kv_events_endpoint,
+            kv_events_topic=kv_events_topic,
             journal=journal,
         )
         asyncio.run(_serve(config, options, as_json=as_json))

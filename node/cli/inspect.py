@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import click
 
@@ -59,6 +60,11 @@ def members(node: str | None, as_json: bool, state_dir: Path | None) -> None:
 @node_options
 @click.option("--model", help="Model of the request.  [default: the first one of the node]")
 @click.option("--body", type=click.File("rb"), help="File with a whole request body (- for standard input).")
+@click.option(
+    "--path",
+    metavar="PATH",
+    help="Endpoint that the body of --body is for, such as /v1/responses.  [default: /v1/chat/completions]",
+)
 @click.option("--api-key", envvar="GRAPEVINE_API_KEY", help="Client API key, where the node wants one.")
 @click.option("--recent", is_flag=True, help="Show the node's last decisions and what came of them instead.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1), help="How many, with --recent.")
@@ -69,6 +75,7 @@ def explain(  # noqa: PLR0917 - click gives them by name
     state_dir: Path | None,
     model: str | None,
     body: Any,
+    path: str | None,
     api_key: str | None,
     recent: bool,
     limit: int,
@@ -85,13 +92,16 @@ def explain(  # noqa: PLR0917 - click gives them by name
         return
     if (prompt is None) == (body is None):
         raise click.UsageError("give either a PROMPT or a request body with --body FILE")
+    if path is not None and body is None:
+        raise click.UsageError("--path says what the body of --body FILE is for: a PROMPT is a chat")
     url = find_node(node, state_dir)
     if body is not None:
         content = body.read()
     else:
         name = model or _first_model(url, api_key)
         content = json.dumps({"model": name, "messages": [{"role": "user", "content": prompt}]}).encode()
-    answer = ask(url, "/route/explain", content, api_key)
+    query = "" if path is None else "?" + urlencode({"path": path})
+    answer = ask(url, f"/route/explain{query}", content, api_key)
     if as_json:
         click.echo(json.dumps(answer))
     else:

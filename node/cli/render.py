@@ -27,6 +27,7 @@ _COSTS = {
     "matched_tokens": "cached",
     "source": "source",
 }
+_ALWAYS = ("node", "total_ms")
 COLOURS = {
     "alive": "green",
     "loading": "cyan",
@@ -91,10 +92,15 @@ def show_explanation(answer: Mapping[str, Any], console: Console | None = None) 
         )
     candidates = [item for item in answer.get("candidates") or [] if isinstance(item, Mapping)]
     if candidates:
+        unit = plan.get("unit") if isinstance(plan, Mapping) else None
+        # Not as the table's title: that would be broken to the width of the table.
+        console.print(f"[italic]{_title(str(unit or 'ms'))}[/]")
         console.print(_costs(candidates))
     promised = answer.get("promised_chunks")
     for name, count in promised.items() if isinstance(promised, Mapping) else ():
-        console.print(f"[dim]{escape(str(name))} has yet to compute {_number(count)} chunks of it: no pull of those[/]")
+        console.print(
+            f"[dim]{escape(str(name))} cannot give {_number(count)} chunks of it, or not yet: no pull of those[/]"
+        )
     for item in answer.get("unlike") or []:
         console.print(f"[yellow]no pull from {escape(str(item.get('node')))}: {escape(str(item.get('why')))}[/]")
     for item in answer.get("excluded") or []:
@@ -126,7 +132,7 @@ def show_recent(answer: Mapping[str, Any], console: Console | None = None) -> No
             shortened(item.get("reason")),
             shortened(item.get("model")),
             _unit(item.get("ago_s"), "s"),
-            _number(item.get("status")),
+            _ended(item),
             _unit(item.get("predicted_ms"), "ms"),
             # The first byte of an answer in one piece is its last: no time to first token.
             _unit(item.get("ran_ms"), "ms") if item.get("stream") else "-",
@@ -142,9 +148,21 @@ def show_recent(answer: Mapping[str, Any], console: Console | None = None) -> No
         )
 
 
+def _ended(item: Mapping[str, Any]) -> str:
+    """The status, and a mark on an answer that broke off after its first byte: why, `--json` tells."""
+    return _number(item.get("status")) + (" broken" if item.get("broke") else "")
+
+
+def _title(unit: str) -> str:
+    """What the totals are: not every policy works out times."""
+    if unit == "ms":
+        return "cost of each candidate, ms"
+    return f"{escape(unit)} of each candidate: this policy knows no times"
+
+
 def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
-    keys = [key for key in _COSTS if key == "node" or any(item.get(key) for item in candidates)]
-    table = plain_table("cost of each candidate, ms", [_COSTS[key] for key in keys], right=1)
+    keys = [key for key in _COSTS if key in _ALWAYS or any(item.get(key) for item in candidates)]
+    table = plain_table("", [_COSTS[key] for key in keys], right=1)
     for item in candidates:
         table.add_row(*(_cell(item.get(key)) for key in keys))
     return table
@@ -153,7 +171,7 @@ def _costs(candidates: Sequence[Mapping[str, Any]]) -> Table:
 def plain_table(title: str, columns: Sequence[str], right: int) -> Table:
     """A table without a frame; its columns from the place ``right`` on hold numbers."""
     table = Table(
-        title=title,
+        title=title or None,
         title_justify="left",
         header_style="bold",
         box=SIMPLE_HEAD,

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import aiohttp
 
@@ -24,6 +25,8 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_MODELS = 1024
 #: Longest model name taken, characters.
 MAX_MODEL_NAME = 256
+#: Largest figure taken, so that sums stay finite: beyond it a float no longer counts every one.
+MAX_FIGURE = float(1 << 53)
 #: Statuses by which a server says that it does not have a path.
 ABSENT = (404, 405, 501)
 
@@ -39,7 +42,11 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Gauges and counters of a vLLM engine. Requests, tokens; `kv_use` is a part of 1, `kv_tokens` the whole."""
+    """Gauges and counters of a vLLM engine. Requests, tokens; `kv_use` is a part of 1, `kv_tokens` the whole.
+
+    Of several engines behind one API server the sums, but of their KV caches the fullest and the smallest: a request
+    has its KV in one of them.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -53,11 +60,20 @@ class EngineMetrics:
     kv_tokens: int = 0
 
 
-#: Metric of vLLM -> field. Summed over its label sets (several engines behind one API server).
+class EngineLoad(NamedTuple):
+    """The three of them that say how busy it is."""
+
+    running: int
+    waiting: int
+    kv_use: float
+
+
+#: Metric of vLLM -> field.
 _METRICS = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "kv_use",
+    "vllm:gpu_cache_usage_perc": "kv_use",  # up to 0.10
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
     "vllm:external_prefix_cache_queries_total": "external_queries",
@@ -65,6 +81,8 @@ _METRICS = {
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generated_tokens",
 }
+#: Beginnings of the lines that say how busy the engine is.
+_LOAD = tuple(metric.encode() for metric, field in _METRICS.items() if field in ("running", "waiting", "kv_use"))
 #: Labels of this one say how large the KV cache is.
 _CACHE = "vllm:cache_config_info"
 _CACHE_SIZES = [re.compile(rf'[{{,]{label}="(\d{{1,12}})"') for label in ("block_size", "num_gpu_blocks")]
@@ -156,6 +174,25 @@ def parse_models(body: bytes) -> tuple[EngineModel, ...]:
 
 def parse_metrics(lines: Iterable[str]) -> EngineMetrics | None:
     """The figures that matter from Prometheus text; None when it holds none of vLLM's."""
+    found, kv_tokens = _figures(lines)
+    if not found:
+        return None
+    kv_use = found.pop("kv_use", 0.0)
+    return EngineMetrics(kv_use=kv_use, kv_tokens=kv_tokens, **{field: int(value) for field, value in found.items()})
+
+
+def parse_load(page: bytes) -> EngineLoad | None:
+    """How busy the engine is by its page of metrics; None when that does not tell. Never raises."""
+    # A page is mostly buckets of histograms: only these lines are looked at.
+    told = (line.decode("utf-8", "replace") for line in page.split(b"\n") if line.startswith(_LOAD))
+    found, _ = _figures(told)
+    if "running" not in found or "waiting" not in found:
+        return None
+    return EngineLoad(int(found["running"]), int(found["waiting"]), found.get("kv_use", 0.0))
+
+
+def _figures(lines: Iterable[str]) -> tuple[dict[str, float], int]:
+    """What the lines say by field, and the tokens that the smallest KV cache holds."""
     found: dict[str, float] = {}
     caches: list[int] = []
     for line in lines:
@@ -166,13 +203,9 @@ def parse_metrics(lines: Iterable[str]) -> EngineMetrics | None:
         if name == _CACHE:
             caches.append(_cache_tokens(line))
         elif field is not None:
-            found[field] = found.get(field, 0.0) + _number(line.rpartition(" ")[2])
-    if not found:
-        return None
-    kv_use = min(found.pop("kv_use", 0.0), 1.0)
-    # Of several engines behind one server the smallest: a request has its KV in one of them.
-    kv_tokens = min(caches, default=0)
-    return EngineMetrics(kv_use=kv_use, kv_tokens=kv_tokens, **{field: int(value) for field, value in found.items()})
+            value, before = _number(line.rpartition(" ")[2]), found.get(field, 0.0)
+            found[field] = max(before, min(value, 1.0)) if field == "kv_use" else before + value
+    return found, min(caches, default=0)
 
 
 def _cache_tokens(line: str) -> int:
@@ -200,7 +233,7 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         return 0.0
-    return value if 0.0 <= value < float("inf") else 0.0
+    return value if 0.0 <= value <= MAX_FIGURE else 0.0
 
 
 async def _get(

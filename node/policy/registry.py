@@ -19,6 +19,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "round_robin": RoundRobin,
 }
 
+#: What a candidate's total counts, for people: the formulas of these two know no times.
+MILLISECONDS = "ms"
+UNITS = {"least_connections": "requests", "round_robin": "turns"}
+
 
 def make_policy(name: str) -> Policy:
     """A new policy of that name. Raises `LocalError` naming the known ones."""

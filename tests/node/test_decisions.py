@@ -57,6 +57,16 @@ def test_a_refusal_and_an_answer_in_one_piece_are_logged_and_not_taken_for_forec
     assert newest["pulled_blocks"] is None and newest["cached_tokens"] is None
 
 
+def test_an_answer_that_broke_off_says_so_and_who_else_was_weighed_is_told() -> None:
+    log, asked = DecisionLog(), call()
+    log.note(asked, plan(), 200, 10.7, first_byte_s=0.7, told={})
+    (entry,) = log.recent(12.7)["decisions"]  # type: ignore[misc]
+    assert entry["broke"] is None and entry["others"] == [{"node": "c", "total_ms": 120.0}]
+    log.broke(asked, "its engine died")
+    (entry,) = log.recent(12.7)["decisions"]  # type: ignore[misc]
+    assert entry["broke"] == "its engine died"
+
+
 def test_it_is_bounded_and_shows_the_newest_first() -> None:
     log = DecisionLog()
     for number in range(MAX_DECISIONS + 50):

@@ -19,6 +19,7 @@ from node.emulator.serve.figures import Figures
 from node.emulator.serve.frames import Frames
 from node.emulator.serve.generation import Generation
 from node.emulator.serve.journal import Journal
+from node.emulator.serve.kv_events import KvEvents
 from node.emulator.serve.link import EmulatedConnector
 from node.emulator.serve.script import write
 from node.emulator.tokens import Tokenizer
@@ -40,8 +41,10 @@ class Surface:
         *,
         connector: EmulatedConnector | None = None,
         journal: Journal | None = None,
+        kv_events: KvEvents | None = None,
     ) -> None:
         self.driver = driver
+        self._kv_events = kv_events
         self._journal = journal
         self._connector = connector
         self.models = models
@@ -99,6 +102,7 @@ class Surface:
             name=job,
             connector=self._connector,
             journal=self._journal,
+            kv_events=self._kv_events,
             client_id=name,
         ) as generation:
             if ask.stream:
@@ -164,7 +168,10 @@ class Surface:
         return web.Response(body=page, headers={"Content-Type": "text/plain; version=1.0.0; charset=utf-8"})
 
     async def _reset(self, _: web.Request) -> web.Response:
-        self.driver.engine.cache.clear()
+        cache = self.driver.engine.cache
+        cache.clear()
+        if self._kv_events is not None:
+            self._kv_events.removed(cache.take_evicted())
         return web.Response()
 
 

@@ -11,6 +11,7 @@ from node.emulator.serve.driver import Driver
 from node.emulator.serve.figures import Figures
 from node.emulator.serve.frames import Usage
 from node.emulator.serve.journal import Journal
+from node.emulator.serve.kv_events import KvEvents
 from node.emulator.serve.link import EmulatedConnector
 from node.emulator.serve.script import Script
 from node.emulator.tokens import block_hashes, pack
@@ -29,10 +30,12 @@ class Generation:
         name: str,
         connector: EmulatedConnector | None = None,
         journal: Journal | None = None,
+        kv_events: KvEvents | None = None,
         client_id: str = "",
     ) -> None:
         self._connector = connector
         self._journal = journal
+        self._kv_events = kv_events
         self._client_id = client_id
         self.ask = ask
         self.scripts = scripts
@@ -57,6 +60,8 @@ class Generation:
             job = Job(rid, len(prompt) // 4, len(script.tokens), keys)
             if self._connector is not None:
                 self._connector.begin(job)
+            if self._kv_events is not None:
+                self._kv_events.begin(job, prompt + pack(script.tokens))
             self._driver.submit(job, lambda action, index=index: self._events.put_nowait((index, action)))  # type: ignore[misc]
         return self
 

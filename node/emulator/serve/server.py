@@ -14,6 +14,7 @@ from node.emulator.engine import EmulatedEngine
 from node.emulator.serve.app import Surface
 from node.emulator.serve.driver import Driver
 from node.emulator.serve.journal import Journal
+from node.emulator.serve.kv_events import KvEvents
 from node.emulator.serve.link import BLOCK_BYTES, EmulatedConnector
 
 
@@ -30,6 +31,9 @@ class ServeOptions:
     #: The engine link of a node, to play the connector's part; and the bytes that stand for a block in its pool.
     link: Path | None = None
     block_bytes: int = BLOCK_BYTES
+    #: Where KV events are published over ZMQ, and under which topic; None = nowhere.
+    kv_events: str | None = None
+    kv_events_topic: str = ""
     #: File in which to note who was computed when (`node.emulator.serve.journal`).
     journal: Path | None = None
 
@@ -47,6 +51,7 @@ class EmulatedServer:
         self.driver: Driver | None = None
         self._linking: asyncio.Task[None] | None = None
         self._journal: Journal | None = None
+        self._kv_events: KvEvents | None = None
 
     async def __aenter__(self) -> EmulatedServer:
         options = self._options
@@ -59,9 +64,14 @@ class EmulatedServer:
         if self.connector is not None:
             self.connector.attach(self.driver)
             self._linking = asyncio.create_task(self.connector.run(), name="emulated-link")
+        if options.kv_events is not None:
+            self._kv_events = KvEvents(options.kv_events, self._config.block_size, topic=options.kv_events_topic)
+            self.driver.watch(self._kv_events.on_action)
         if options.journal is not None:
             self._journal = Journal(options.journal)
-        surface = Surface(self.driver, options.models, connector=self.connector, journal=self._journal)
+        surface = Surface(
+            self.driver, options.models, connector=self.connector, journal=self._journal, kv_events=self._kv_events
+        )
         self._runner = web.AppRunner(surface.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await self._listen(self._runner)
@@ -89,5 +99,7 @@ class EmulatedServer:
             self.connector.close()
         if self._journal is not None:
             self._journal.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
         if self._options.uds is not None:
             self._options.uds.unlink(missing_ok=True)

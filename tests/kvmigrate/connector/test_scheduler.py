@@ -176,6 +176,22 @@ def test_requests_whose_kv_the_hash_does_not_identify_neither_load_nor_save(benc
     assert bench.step(request, 40) == []
 
 
+@pytest.mark.parametrize("extra", ["lora_request", "mm_features", "prompt_embeds"])
+def test_they_are_reported_with_what_vllm_itself_has_cached_and_without_their_blocks(bench: Bench, extra: str) -> None:
+    request = FakeRequest("r", 40, rid="abc", num_computed_tokens=BLOCK)
+    setattr(request, extra, [object()])
+    bench.half.on_new_request(request)
+    assert bench.half.matched(request, BLOCK) == (0, False)
+    bench.step(request, 40 - BLOCK)
+    bench.half.finished(request)
+    assert bench.reports.seen == [
+        ("started", "abc", 40, BLOCK, 0),
+        ("prefilled", "abc", 0.0),
+        ("filled", "abc", 0, 2 * BLOCK),
+        ("finished", "abc"),
+    ]
+
+
 def test_a_request_that_must_not_read_the_cache_still_fills_it(bench: Bench) -> None:
     request = FakeRequest("r", 40, skip_reading_prefix_cache=True)
     bench.half.on_new_request(request)

@@ -50,6 +50,35 @@ def test_a_prompt_is_explained_for_the_first_model(
         assert word in result.output
 
 
+def test_totals_that_are_no_times_are_not_called_milliseconds(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    plan = {"target": "a", "policy": "least_connections", "reason": "least connections, 0 active", "unit": "requests"}
+    costs = [CandidateCost(name, 0.0).as_dict() for name in "ab"]
+    answers["/route/explain"] = (200, {"plan": plan, "candidates": costs})
+    output = run("explain", "hello", "--node", url, env={"COLUMNS": "80"}).output
+    assert "requests of each candidate" in output and ", ms" not in output
+    assert "total" in output and output.count("0.0") == 2  # a total of nought is one, too
+
+
+def test_a_body_is_explained_for_its_endpoint(
+    run: Callable[..., Result], url: str, asked: list[tuple[str, Any]], answers: dict[str, tuple[int, object]]
+) -> None:
+    answers["/route/explain?path=%2Fv1%2Fresponses"] = answers["/route/explain"]
+    body = {"model": "m", "input": "hello"}
+    result = run("explain", "--path", "/v1/responses", "--body", "-", "--node", url, input=json.dumps(body))
+    assert result.exit_code == 0 and asked[-1] == ("/route/explain?path=%2Fv1%2Fresponses", body)
+    assert run("explain", "--path", "/v1/responses", "hello", "--node", url).exit_code == 2
+
+
+def test_a_recent_answer_that_broke_off_is_marked(
+    run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
+) -> None:
+    broken = {"target": "a", "status": 200, "broke": "its engine died"}
+    answers["/route/recent?limit=20"] = (200, {"decisions": [broken, {"target": "a", "status": 200}]})
+    assert run("explain", "--recent", "--node", url).output.count("200 broken") == 1
+
+
 def test_the_costs_of_an_explanation_are_whole_on_a_narrow_terminal(
     run: Callable[..., Result], url: str, answers: dict[str, tuple[int, object]]
 ) -> None:

@@ -60,8 +60,17 @@ def _untold(name: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def two_nodes(tmp_path: Path, more: Callable[[str], dict[str, Any]] = _untold) -> AsyncIterator[Pair]:
-    """Started and agreed. ``more``: further arguments of a node by its name."""
+async def two_nodes(
+    tmp_path: Path,
+    more: Callable[[str], dict[str, Any]] = _untold,
+    *,
+    config: EngineConfig = CONFIG,
+    linked: bool = True,
+) -> AsyncIterator[Pair]:
+    """Started and agreed.
+
+    ``more``: further arguments of a node by its name. ``linked``: the engines have a connector.
+    """
     async with AsyncExitStack() as stack:
         nodes: list[Node] = []
         servers: list[EmulatedServer] = []
@@ -69,8 +78,8 @@ async def two_nodes(tmp_path: Path, more: Callable[[str], dict[str, Any]] = _unt
             given = {"name": name, "port": 0, "gossip_port": 0, "kv_port": 0, "mdns": False, "stop_grace_s": 0.2}
             folders = {"state_dir": tmp_path / "state", "run_dir": tmp_path / "run", "kv_pool_gib": 0.01}
             link = make_settings(**given, **folders).link_socket  # type: ignore[arg-type]
-            options = ServeOptions(models=(MODEL,), link=link)
-            servers.append(await stack.enter_async_context(EmulatedServer(CONFIG, options)))
+            options = ServeOptions(models=(MODEL,), link=link if linked else None)
+            servers.append(await stack.enter_async_context(EmulatedServer(config, options)))
             seeds = tuple(join_address(*node.gossip.address) for node in nodes[:1])
             url = f"http://127.0.0.1:{servers[-1].port}"
             settings = make_settings(**given, **folders, engine_url=url, join=seeds)  # type: ignore[arg-type]
@@ -81,11 +90,13 @@ async def two_nodes(tmp_path: Path, more: Callable[[str], dict[str, Any]] = _unt
         both = Pair(nodes, servers)
         for node in nodes:
             await both.until(lambda node=node: node.registry.serving() == ["ann", "bob"])  # type: ignore[misc]
-            await both.until(lambda node=node: node.kv.connected and node.registry.may_pull(MODEL))  # type: ignore[misc]
+            if linked:
+                await both.until(lambda node=node: node.kv.connected and node.registry.may_pull(MODEL))  # type: ignore[misc]
         yield both
         for server in servers:
             server.engine.validate()
-            assert server.connector is not None and server.connector.wrong == 0
+            assert linked == (server.connector is not None)
+            assert server.connector is None or server.connector.wrong == 0
 
 
 def at(target: str, source: str = "") -> list[tuple[str, str]]:

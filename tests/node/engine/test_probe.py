@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from node.engine import probe
@@ -171,11 +171,12 @@ def test_base_models_come_before_their_adapters() -> None:
     assert [model.id for model in probe.parse_models(body)] == ["b", "a"]
 
 
-def test_metrics_of_several_engines_are_summed_and_nonsense_is_zero() -> None:
+def test_metrics_of_several_engines_are_summed_but_the_use_of_their_caches_and_nonsense_is_zero() -> None:
     lines = ['vllm:num_requests_running{engine="0"} 2.0', 'vllm:num_requests_running{engine="1"} 3.0']
     lines += [
         "vllm:num_requests_waiting NaN",
         "vllm:kv_cache_usage_perc 7",
+        "vllm:kv_cache_usage_perc 0.5",
         "vllm:prefix_cache_hits_total{} x",
         "vllm:",
     ]
@@ -201,6 +202,52 @@ def test_the_kv_cache_is_as_large_as_its_labels_say_and_of_several_engines_the_s
     assert probe.parse_metrics(lines) == probe.EngineMetrics(running=1, kv_tokens=tokens)
 
 
-@given(st.lists(st.text(max_size=40).map(lambda text: "vllm:num_requests_running" + text), max_size=5))
+NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info")
+LINES = st.lists(st.builds(str.__add__, st.sampled_from(NAMES), st.text(max_size=40)), max_size=5)
+
+
+@given(LINES)
+@example([f"{NAMES[0]} 1e308"] * 2)
 def test_any_metric_line_can_be_read(lines: list[str]) -> None:
     probe.parse_metrics(lines)
+
+
+#: Pages as vLLM writes them, and what they say. Several engines: ``--api-server-count`` and ``--data-parallel-size``.
+PAGES = {
+    "vllm:num_requests_running 2.0\nvllm:num_requests_waiting 1.0\nvllm:kv_cache_usage_perc 0.5\n": (2, 1, 0.5),
+    "vllm:num_requests_running 2\r\nvllm:num_requests_waiting 1\r\nvllm:gpu_cache_usage_perc 0.5\r\n": (2, 1, 0.5),
+    "\n".join(
+        (
+            "# HELP vllm:num_requests_running Number of requests in model execution batches.",
+            "# TYPE vllm:num_requests_running gauge",
+            'vllm:num_requests_running{engine="0",model_name="a b"} 3.0',
+            'vllm:num_requests_running{engine="1",model_name="a b"} 4.0',
+            'vllm:num_requests_waiting{engine="0",model_name="a b"} 0.0',
+            'vllm:num_requests_waiting{engine="1",model_name="a b"} 6.0',
+            'vllm:num_requests_waiting_by_reason{engine="1",model_name="a b",reason="capacity"} 6.0',
+            'vllm:kv_cache_usage_perc{engine="0",model_name="a b"} 0.25',
+            'vllm:kv_cache_usage_perc{engine="1",model_name="a b"} 0.75',
+        )
+    ): (7, 6, 0.75),
+    "vllm:num_requests_running 2\nvllm:num_requests_waiting 1": (2, 1, 0.0),
+    "vllm:num_requests_running 1e300\nvllm:num_requests_waiting -3\nvllm:kv_cache_usage_perc 7": (0, 0, 1.0),
+    "vllm:num_requests_running 2\nvllm:kv_cache_usage_perc 0.5": None,
+    "vllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5": None,
+    "vllm:demo 1.0\nsglang:num_running_reqs 3": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("page", "load"), PAGES.items(), ids=range(len(PAGES)))
+def test_how_busy_an_engine_is_stands_on_its_page_or_it_does_not(
+    page: str, load: tuple[int, int, float] | None
+) -> None:
+    assert probe.parse_load(page.encode()) == load
+
+
+@given(st.one_of(st.binary(max_size=80), LINES.map("\n".join).map(str.encode)))
+@example(b"\n".join([b"vllm:num_requests_running 1e308", b"vllm:num_requests_waiting 1e308"] * 2))
+@example(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc nan")
+def test_any_page_says_how_busy_in_numbers_that_exist_or_nothing(page: bytes) -> None:
+    load = probe.parse_load(page)
+    assert load is None or (load.running >= 0 and load.waiting >= 0 and 0 <= load.kv_use <= 1)

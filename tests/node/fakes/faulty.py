@@ -139,7 +139,8 @@ class FaultyEngine:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.content.read()
-        self.bodies.append((request.path, body))
+        if request.method == "POST":
+            self.bodies.append((request.path, body))
         assert self._session is not None
         rid = request.headers.get("X-Request-Id", "")
         generates = request.path.endswith("completions")

@@ -98,6 +98,39 @@ async def test_a_block_that_the_pool_hears_of_after_the_request_is_over_is_claim
     await until(lambda: published(a, "a") > 0)
 
 
+async def test_a_prompt_whose_blocks_cannot_be_given_draws_those_who_share_it_until_the_engine_goes(
+    pair: Pair,
+) -> None:
+    """Pictures and adapters: vLLM's own cache has the prompt, and the pool has nothing of it."""
+    a, b = await pair.add("a"), await pair.add("b")
+    await pair.nodes.agree()
+
+    async def script(exchange: fake.Exchange) -> None:
+        params = exchange.received.json["kv_transfer_params"]
+        assert isinstance(params, dict)
+        rid, connector = params["grapevine"]["rid"], pair.connectors["a"]
+        for message in (
+            m.Started(rid, TOKENS, 0, 0),
+            m.Prefilled(rid, 1.0),
+            m.Filled(rid, (), TOKENS),
+            m.Finished(rid),
+        ):
+            connector.send(message)
+        await until(lambda: not list(a.node.kv._flights))
+        await fake.answer_chat(exchange)
+
+    a.fake.script = script
+    await send(a, *force("a"))
+    await b.until(lambda: published(b, "a") > 0)
+    told = json.loads((await ask(b.port, "POST", "/route/explain", (), LONG)).body)
+    assert (told["plan"]["target"], told["plan"]["source"]) == ("a", None)
+    assert told["promised_chunks"] == told["matched_chunks"] != {}
+    here = await ask(b.port, "POST", "/route/explain", force("b"), LONG)
+    assert json.loads(here.body)["plan"]["source"] is None
+    a.supervisor.down()
+    await b.until(lambda: published(b, "a") == 0)
+
+
 async def test_a_promise_outlives_the_first_of_those_who_share_it_but_not_the_link(pair: Pair) -> None:
     a, _ = await pair.add("a"), await pair.add("b")  # with two there is always news
     await pair.nodes.agree()

@@ -276,6 +276,31 @@ def test_an_explanation_is_json_and_names_everybody() -> None:
     assert json.loads(json.dumps(refusal))["refusal"]["status"] == 404
 
 
+def test_an_explanation_says_why_each_of_the_others_was_not_weighed() -> None:
+    short, long = info(max_model_len=1000), info(max_model_len=9000)
+    seen, asked = view(node("a", short), node("b", long), node("c", long, state=NodeState.SUSPECT)), request(5000)
+    shown = json.loads(json.dumps(explain(seen, asked, ask(seen, asked, every=True))))
+    why = {each["node"]: each["why"] for each in shown["excluded"]}
+    assert why == {"a": "its context of 1000 tokens is too short, or may be", "c": "suspected"}
+    forced = json.loads(json.dumps(explain(seen, asked, ask(seen, asked, every=True, force_target="a"))))
+    assert {each["why"] for each in forced["excluded"]} == {"the request is for another node"}
+
+
+@pytest.mark.parametrize(("policy", "unit"), [("cost", "ms"), ("latency_based", "ms"), ("round_robin", "turns")])
+def test_an_explanation_says_what_the_totals_of_its_policy_count(policy: str, unit: str) -> None:
+    seen, asked = view(node("a"), node("b")), request(10)
+    assert json.loads(json.dumps(explain(seen, asked, ask(seen, asked, policy, every=True))))["plan"]["unit"] == unit
+
+
+def test_nothing_is_decoded_for_embeddings() -> None:
+    """A node that decodes slowly is as good for them as any."""
+    seen = view(node("a", itl_p50_ms=500.0, samples=200, is_self=True), node("b", itl_p50_ms=5.0, samples=200))
+    asked = request(100)
+    assert planned(ask(seen, asked)).target == "b"
+    plan = planned(ask(seen, replace(asked, path="/v1/embeddings")))
+    assert plan.target == "a" and {cost.decode_ms for cost in plan.costs} == {0.0}
+
+
 def test_who_only_promises_a_prompt_hides_no_source_that_holds_some_of_it() -> None:
     names = ["b", "c", "d", "e", "f", "g"]
     holders = dict.fromkeys(names, 60)

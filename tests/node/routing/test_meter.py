@@ -6,8 +6,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.learnt import FADE_S, FRESH_S
-from node.load import LoadVector
-from node.meter import FORGET_S, GLANCE_S, MAX_REQUESTS, PRIOR_DECODE_TPS, REPORT_S, LoadMeter
+from node.load import LoadVector, decode
+from node.meter import (
+    FORGET_S,
+    GLANCE_S,
+    MAX_REPORTED,
+    MAX_REQUESTS,
+    PRIOR_DECODE_TPS,
+    REPORT_S,
+    LoadMeter,
+)
 from node.prefill import PRIOR, PrefillTime
 from node.window import Rate, Window
 
@@ -200,8 +208,48 @@ def test_the_engines_report_wins_and_is_corrected_by_what_happened_since() -> No
     assert (load.running, load.waiting) == (8, 3) and load.kv_use == pytest.approx(0.7)
     meter.dispatched("r", 1.0, 10)
     meter.finished("r", 2.0)
-    assert vector(meter, 2.0).active == 10
+    assert vector(meter, 2.0).active == 11  # what the engine did not have then cannot have gone from it
     assert vector(meter, REPORT_S + 0.1).active == 0
+
+
+def test_an_answer_is_as_old_as_the_question_and_hides_nothing_that_came_since() -> None:
+    meter = LoadMeter(slots=8)
+    meter.dispatched("before", 0.0, 10)
+    meter.dispatched("done", 0.0, 10)
+    meter.asking(1.0)
+    meter.dispatched("meanwhile", 1.5, 10)
+    meter.finished("done", 1.6)
+    meter.answered(running=5, waiting=0, kv_use=0.7)  # two of ours and three of others
+    assert vector(meter, 2.0).active == 5
+    meter.dispatched("after", 2.0, 10)
+    load = vector(meter, 2.0)
+    assert (load.running, load.waiting, load.active) == (6, 0, 6) and load.kv_use == pytest.approx(0.7)
+    meter.failed("after", 2.5)
+    meter.finished("meanwhile", 2.5)
+    assert vector(meter, 2.5).active == 4
+    assert vector(meter, 1.0 + REPORT_S).active == 4
+    load = vector(meter, 1.0 + REPORT_S + 0.1)  # nobody answers any more: what it said means nothing now
+    assert (load.active, load.kv_use) == (1, 0)
+
+
+def test_the_last_word_of_a_connector_about_its_cache_holds_until_the_next() -> None:
+    meter = LoadMeter()
+    meter.engine_load(0.0, 1, 0, 0.5)
+    assert vector(meter, REPORT_S + 0.1).kv_use == 0.5  # a step may take long
+
+
+def test_an_answer_that_something_overtook_counts_for_nothing() -> None:
+    meter = LoadMeter()
+    meter.answered(9, 9, 0.9)  # nobody asked
+    meter.asking(0.0)
+    meter.engine_load(0.5, 2, 1, 0.25)
+    meter.answered(9, 9, 0.9)
+    load = vector(meter, 1.0)
+    assert (load.running, load.waiting, load.kv_use) == (2, 1, 0.25)
+    meter.asking(1.0)
+    meter.engine_lost(1.1)
+    meter.answered(9, 9, 0.9)
+    assert (vector(meter, 1.2).active, vector(meter, 1.2).kv_use) == (0, 0)
 
 
 def test_a_report_out_of_range_is_brought_into_it() -> None:
@@ -211,7 +259,9 @@ def test_a_report_out_of_range_is_brought_into_it() -> None:
     assert (load.running, load.waiting, load.kv_use) == (0, 0, 0)
     meter.engine_load(0.0, 1, 0, 7.0)
     assert vector(meter, 0.0).kv_use == 1.0
-    LoadVector.encode(vector(meter, 0.0))
+    meter.engine_load(0.0, 1 << 70, 1 << 70, 0.5)
+    meter.dispatched("r", 0.0, 10)
+    assert decode(vector(meter, 0.0).encode()).active == 2 * MAX_REPORTED + 1
 
 
 def test_a_failure_frees_the_place_and_teaches_nothing() -> None:
@@ -289,6 +339,14 @@ class Meter(RuleBasedStateMachine):
         self.meter.engine_load(self.now, running, waiting, 0.5)
 
     @rule()
+    def asking(self) -> None:
+        self.meter.asking(self.now)
+
+    @rule(running=count, waiting=count)
+    def answered(self, running: int, waiting: int) -> None:
+        self.meter.answered(running, waiting, 0.5)
+
+    @rule()
     def lost(self) -> None:
         self.meter.engine_lost(self.now)
 
@@ -354,6 +412,8 @@ def test_whatever_the_engine_does_is_a_sign_of_life_and_what_we_do_is_none() -> 
         assert moved()
     meter.dispatched("s", 4.0, 100)
     meter.failed("s", 5.0)
+    meter.asking(5.0)
+    meter.answered(1, 0, 0.5)  # the HTTP server of a hung engine goes on answering
     meter.vector(6.0, ready=True, draining=False)
     assert not moved()
     assert meter.vector(6.0, ready=True, draining=False).moves == meter.moves

@@ -11,7 +11,7 @@ ROOT = Path(node.__file__).parent
 FILES = [
     *(ROOT / f"{name}.py" for name in (
         "chunks", "wire", "load", "models", "view", "plan", "decide", "eligible", "explain", "meter", "window",
-        "digest", "peerprefix", "sends", "roster",
+        "digest", "peerprefix", "sends", "roster", "hits", "counted_hits",
     )),
     *(ROOT / "prompt").glob("*.py"),
     *(ROOT / "policy").glob("*.py"),
