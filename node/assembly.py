@@ -157,7 +157,12 @@ class Node:
         self.reporter = Reporter(settings.name, meter=self.meter, admission=self.admission, say=say, clock=clock)
         self.registry = self._make_registry()
         self.kv = self._make_kv()
-        self.reporter.connect(self.registry, rates=self.kv.rates.network, engine_lost=self.kv.engine_lost)
+        self.reporter.connect(
+            self.registry,
+            rates=self.kv.rates.network,
+            engine_ready=self.kv.engine_ready,
+            engine_lost=self.kv.engine_lost,
+        )
         self.engine = engine(settings, self.reporter.on_engine)
         self.client = PeerClient(settings.name, self.signer, self.deadlines, self.trust)
         self.local = self._make_local()

@@ -171,6 +171,11 @@ class PrefixDigest:
             self._drop(chunk)
         return withdrawn
 
+    def limit(self, max_tokens: int) -> tuple[int, ...]:
+        """From now on claim no more than so many tokens; 0 = no limit. Returns the chunks that are withdrawn for it."""
+        self.max_tokens = max_tokens
+        return self._shrink()
+
     def lost(self) -> tuple[int, ...]:
         """The engine went down, and with it a cache of its own. Returns the chunks that only that one held."""
         withdrawn = tuple(name for name, chunk in self._chunks.items() if chunk.run is None)

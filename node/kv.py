@@ -4,7 +4,8 @@ Rules
 1. Every report of the engine feeds the load meter and the prefix digest; a report about a request that is not
    known here changes nothing.
 2. The digest says what can be had here. It grows with blocks that the engine filled, and shrinks when the pool
-   evicts one. Without a connector in the engine it is a guess, from the prompts that it was given.
+   evicts one. Without a connector in the engine it is a guess: the prompts that it was given last, as many as fit into
+   its KV cache.
 3. A pull ends within its deadline, which is about what computing the same tokens would take (`kv_pulls`); its result
    only changes how fast the answer comes. It runs beside the request's wait in the engine's queue (`node.kv_pulling`).
 4. Transfer threads ask for blocks and the pool evicts from any thread: the digest is behind one lock
@@ -298,6 +299,8 @@ class KvSide:
     def _on_hello(self, hello: link.Hello) -> None:
         if hello.role is link.Role.SCHEDULER:
             self._scheduler, self._holds = hello.supported, hello.holds
+            if self._scheduler:
+                self.digest.limit(0)  # the pool says what it drops
             self._unpromise()
         elif hello.rank == 0:
             if self.hello is None or self.hello.fingerprint != hello.fingerprint:
@@ -360,6 +363,10 @@ class KvSide:
         """The scheduler's link is another one or none: what was reported meanwhile is lost, ends of requests too."""
         for flight in self._flights:
             self.digest.unpromise(flight)
+
+    def engine_ready(self, kv_tokens: int) -> None:
+        """The engine takes requests; its KV cache holds so many tokens, 0 = it does not say."""
+        self.digest.limit(0 if self._scheduler else kv_tokens)
 
     def engine_lost(self) -> None:
         """The engine went down: its requests are gone, and so is a cache that only it held."""

@@ -111,6 +111,12 @@ class SharedDigest:
                 changes = self._digest.adopt(chain.hashes[:held], chain.labels)
             self._publish(changes)
 
+    def limit(self, max_tokens: int) -> None:
+        """Claim no more than so many tokens; 0 = no limit."""
+        with self._lock:
+            withdrawn = self._digest.limit(max_tokens)
+        self._publish(Changes(withdrawn=withdrawn))
+
     def lost(self) -> None:
         """The engine went down, and with it a cache that only it held."""
         with self._lock:

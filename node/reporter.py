@@ -48,6 +48,7 @@ class Reporter:
         self._clock = clock
         self._registry: Registry | None = None
         self._rates: Callable[[], dict[str, float]] = dict
+        self._engine_ready: Callable[[int], None] = lambda kv_tokens: None
         self._engine_lost: Callable[[], None] = lambda: None
         self._gossip: GossipAgent | None = None
         self._publisher: Publisher | None = None
@@ -59,11 +60,17 @@ class Reporter:
         self._ticks = 0
 
     def connect(
-        self, registry: Registry, *, rates: Callable[[], dict[str, float]], engine_lost: Callable[[], None]
+        self,
+        registry: Registry,
+        *,
+        rates: Callable[[], dict[str, float]],
+        engine_ready: Callable[[int], None],
+        engine_lost: Callable[[], None],
     ) -> None:
-        """Give what is made after this object."""
+        """Give what is made after this object. `engine_ready` hears how many tokens the engine's KV cache holds."""
         self._registry = registry
         self._rates = rates
+        self._engine_ready = engine_ready
         self._engine_lost = engine_lost
 
     def begin(self, gossip: GossipAgent) -> None:
@@ -113,6 +120,7 @@ class Reporter:
                 if not self._ready:
                     self._say(banner.ready(event))
                 self._ready, self._models, self._kv_tokens = True, event.models, event.kv_tokens
+                self._engine_ready(event.kv_tokens)
                 self._publish_models()
             case EngineDown():
                 # A stop that was asked for has no reason, a start only that of the end before it: no news.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,26 @@ async def test_the_peers_hear_how_full_it_is_of_requests_that_no_node_saw(tmp_pa
         assert barriers["ann"] > 0 == barriers["bob"]
         await streams.aclose()
         await pair.until(lambda: _seen(pair).running == 0 and _seen(pair).kv_use == 0)
+
+
+async def test_it_claims_no_more_prompts_than_its_cache_has_room_for(tmp_path: Path) -> None:
+    """Whoever claims what was driven out long ago is sent prompts for nothing."""
+    async with two_nodes(
+        tmp_path, config=replace(SLOW, timing=Timing(step_s=1e-3, prefill_s=1e-6)), linked=False
+    ) as pair:
+        ann = pair.nodes[0]
+        prompts = [f"{name} " + f"{name} said so. " * 1500 for name in ("first", "second", "third")]
+        for prompt in prompts:
+            body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1}).encode()
+            answer = await ask(ann.http_port, "POST", "/v1/completions", [("x-grapevine-force-target", "ann")], body)
+            assert answer.status == 200, answer.body
+        matched = []
+        for prompt in prompts:
+            body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1}).encode()
+            matched.append(
+                json.loads((await ask(ann.http_port, "POST", "/route/explain", body=body)).body)["matched_chunks"]
+            )
+        assert not matched[0].get("ann") and matched[2]["ann"] > 0
 
 
 async def test_an_engine_with_our_connector_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

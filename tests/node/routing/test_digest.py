@@ -159,6 +159,16 @@ def test_an_engine_without_connector_is_trusted_up_to_what_its_cache_holds() -> 
     digest.validate()
 
 
+def test_a_limit_that_comes_later_withdraws_what_was_used_longest_ago() -> None:
+    digest = PrefixDigest()
+    digest.used([1, 2], prompt_tokens=400, prompt_bytes=2 * CHUNK_BYTES)
+    digest.used([3, 4], prompt_tokens=400, prompt_bytes=2 * CHUNK_BYTES)
+    assert digest.limit(600) == (2,) and digest.chunks() == (1, 4, 3)
+    assert digest.used([5, 6], prompt_tokens=400, prompt_bytes=2 * CHUNK_BYTES).withdrawn == (1, 4)
+    assert digest.limit(0) == ()
+    digest.validate()
+
+
 def promise(digest: PrefixDigest, chunks: list[int]) -> Changes:
     return promised(digest, chunks)[0]
 
