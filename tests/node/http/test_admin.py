@@ -86,5 +86,6 @@ async def test_a_drain_tells_how_it_goes(nodes: Cluster) -> None:
     assert (await told("POST", b'{"timeout_s": 0}'))["phase"] == "overdue"
     gate.open()
     assert (await running).status == 200
+    await a.node.drainer.over()
     done = await told()
     assert (done["phase"], done["running"], done["running_at_begin"]) == ("drained", 0, 1)
