@@ -18,7 +18,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -60,12 +60,13 @@ from node.relay.forward import PeerRunner
 from node.relay.handover import Handovers
 from node.relay.local import Engine, LocalRunner
 from node.relay.ports import Notes, Peers, Runner
+from node.relay.session import Session
 from node.reload import CLIENTS, TLS, Reloader
 from node.reporter import Reporter
 from node.room import WaitingRoom
 from node.runfiles import claim
 from node.settings import Settings, check_pool_fits
-from node.surface import engine_metrics, make_routes
+from node.surface import make_routes
 from node.tls import ClusterTrust, ServerTls
 from node.tracing import make_tracing
 
@@ -172,18 +173,15 @@ class Node:
         self.peers = self._make_peers()
         self.policy = make_policy(settings.policy)
         self.dispatcher = self._make_dispatcher()
-        self.hit_reader = HitReader(
-            self.kv.counted,
-            self.metrics,
-            wanted=lambda: self.engine.ready and not self.kv.connected,
-            read=lambda: engine_metrics(self.engine, settings.name),
-        )
         self.host = HostFacts()
         self.rescue = self._make_rescue()
         self.drainer = self._make_drain()
         self.readiness = Readiness(self.registry.serving, clock)
         self.gossip: GossipAgent
+        #: For questions about the engine (`_start_looks`), and who asks them.
+        self.looks: Session
         self.gauges: Gauges
+        self.hit_reader: HitReader
 
     # --- life
 
@@ -243,12 +241,10 @@ class Node:
             self._http = HttpServer(self._routes.router())
             stack.push_async_callback(self._http.close)
             await self._http.start(listener, tls)
-        reading = asyncio.create_task(self.hit_reader.run(), name="grapevine-hits")
-        stack.push_async_callback(_cancelled, reading)
         reloading = asyncio.create_task(self.reloader.run(), name="grapevine-reload")
         stack.push_async_callback(_cancelled, reloading)
         await self.engine.start()
-        self._start_gauges()
+        self._start_looks()
         self.host.look()
         await self._start_discovery()
 
@@ -272,19 +268,22 @@ class Node:
             self.access.load()
             self.reloader.add(CLIENTS, [self.access.path], self.access.load)
 
-    def _start_gauges(self) -> None:
+    def _start_looks(self) -> None:
         # A session of its own: on a connection that is kept warm by questions, a request would be sent twice when the
         # engine cuts it.
-        session = open_session(self.engine.address)
-        self._stack.push_async_callback(session.close)
-        self.gauges = Gauges(
-            self.meter,
-            wanted=lambda: self.engine.ready and not self.kv.connected,
-            read=lambda: read_page(session, self.engine.address),
-            clock=self._clock,
-        )
-        asking = asyncio.create_task(self.gauges.run(), name="grapevine-gauges")
-        self._stack.push_async_callback(_cancelled, asking)
+        self.looks = open_session(self.engine.address)
+        self._stack.push_async_callback(self.looks.close)
+
+        def wanted() -> bool:
+            return self.engine.ready and not self.kv.connected
+
+        def read() -> Awaitable[bytes]:
+            return read_page(self.looks, self.engine.address)
+
+        self.gauges = Gauges(self.meter, wanted=wanted, read=read, clock=self._clock)
+        self.hit_reader = HitReader(self.kv.counted, self.metrics, wanted=wanted, read=read)
+        for asking in (self.gauges.run(), self.hit_reader.run()):
+            self._stack.push_async_callback(_cancelled, asyncio.create_task(asking, name="grapevine-looks"))
 
     async def _start_gossip(self) -> None:
         settings = self.settings

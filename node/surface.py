@@ -20,7 +20,6 @@ from node.http.state import StateRoutes
 from node.http.take import TakeRoute
 from node.metrics import Sample
 from node.picture import Picture
-from node.relay.local import Engine
 
 if TYPE_CHECKING:
     from gossip import GossipAgent
@@ -76,7 +75,7 @@ def make_routes(node: Node, clock: Callable[[], float]) -> Routes:
             },
             decisions=lambda: metrics.log.latest(clock(), ids=not settings.has_clients),
         ),
-        health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node.engine, settings.name)),
+        health=HealthRoutes(node.readiness, metrics, lambda: engine_metrics(node)),
         admin=Admin(settings, node, keys=KeyAdmin(node), kv=node.kv, calls=metrics.admin),
         page=make_page(node, clock),
     )
@@ -164,6 +163,7 @@ def totals(node: Node) -> Iterable[Sample]:
         yield "kv_refused_connections", "KV connections without the cluster key.", float(served.unauthorized)
 
 
-async def engine_metrics(engine: Engine, name: str) -> bytes:
-    """Return the engine's own metrics, labelled with the node's ``name``; nothing when it does not answer."""
-    return with_node(await read_page(engine.session, engine.address), name) if engine.ready else b""
+async def engine_metrics(node: Node) -> bytes:
+    """Return the engine's own metrics, labelled with the node's name; nothing when it does not answer."""
+    engine = node.engine
+    return with_node(await read_page(node.looks, engine.address), node.settings.name) if engine.ready else b""
