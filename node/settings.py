@@ -52,6 +52,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "kv_pool_gib": (0, 16_384),
     "kv_spill_gib": (0.001, 16_384),
     "engine_start_timeout_s": (1, 86_400),
+    "engine_nice": (0, 19),
     "stop_grace_s": (0, 3600),
     "drain_copy_s": (0, 3600),
 }
@@ -90,6 +91,11 @@ class Settings:
     )
     engine_args: tuple[str, ...] = key((), "Arguments for vLLM, quoted as in a shell; the same as everything after --.")
     engine_start_timeout_s: float = key(3600.0, "Seconds an engine may take to become ready.")
+    engine_nice: int = key(
+        5,
+        "Steps of nice by which the engine's processes stand back while cores are short. 0: none; then an engine that "
+        "keeps all cores busy can keep its node from answering.",
+    )
     stop_grace_s: float = key(
         25.0, "Seconds that a stop or a drain waits for requests that cannot be moved to a peer; then they are cut."
     )

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 GROUPS = {
     "Engine": (
         "model", "served_model_name", "engine_args", "engine_command", "engine_url", "engine_api_key",
-        "engine_start_timeout_s", "stop_grace_s",
+        "engine_start_timeout_s", "engine_nice", "stop_grace_s",
     ),
     "Addresses": ("name", "host", "port", "advertise", "gossip_port", "kv_port"),
     "Cluster": ("join", "mdns", "cluster", "cluster_key", "gossip_preset", "cluster_size"),

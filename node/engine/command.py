@@ -50,12 +50,17 @@ _KV_SIZE_FLAGS = ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--devi
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """One start of an engine. `address` is where its server will listen; `model` is named in messages."""
+    """One start of an engine.
+
+    `address` is where its server will listen, `model` is named in messages, `nice` is added to its processes' nice
+    value.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     address: EngineAddress
     model: str = ""
+    nice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ def build_command(settings: Settings, model: str, host: Host) -> EngineCommand:
         if words[0] not in named and f"--no-{words[0][2:]}" not in named:
             argv += words
     served = option(user, "--model") or model
-    return EngineCommand((*argv, *user), _environment(settings, served, host), address, served)
+    return EngineCommand((*argv, *user), _environment(settings, served, host), address, served, settings.engine_nice)
 
 
 def own_command(settings: Settings, env: Mapping[str, str]) -> EngineCommand:
@@ -127,7 +132,7 @@ def own_command(settings: Settings, env: Mapping[str, str]) -> EngineCommand:
         for mark, path in marks.items():
             word = word.replace(mark, path)  # noqa: PLW2901
         argv.append(word)
-    return EngineCommand(tuple(argv), _without_secrets(env), address, argv[0])
+    return EngineCommand(tuple(argv), _without_secrets(env), address, argv[0], settings.engine_nice)
 
 
 def served_names(settings: Settings, model: str) -> tuple[str, ...]:

@@ -15,10 +15,12 @@ Rules:
 5. Should the guard be killed, the kernel kills the engine's main process (parent-death signal) and the node
    sweeps the rest (`node.engine.processes`).
 
+6. The engine gives way to the node: it runs at a higher nice value (`stand_back`).
+
 Nothing but the standard library, and no other module of ours: it runs as a script with `-I -S`, within 10 ms
 and 10 MB, and must not fail because of what the engine or the node need. Linux only, no rights needed.
 
-Usage: `guard.py CONTROL_FD NODE_PID GRACE_S ARGV...`
+Usage: `guard.py CONTROL_FD NODE_PID GRACE_S NICE ARGV...`
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.5
 #: The kernel's out-of-memory killer takes the engine rather than the node (range -1000 to 1000).
 ENGINE_OOM_SCORE = "400"
+#: How often the session's nice value is tried, and the pause between, seconds: together longer than 64 starts need.
+AUTOGROUP_TRIES = 64
+AUTOGROUP_PAUSE_S = 0.11
 #: Exit status when the engine's program could not be started, as a shell has it.
 CANNOT_START = 127
 KILL_NOW = b"K"
@@ -79,10 +84,11 @@ def descendants(root: int) -> list[int]:
 class Guard:
     """Starts one engine, waits for it, ends whatever is left."""
 
-    def __init__(self, control: int, node: int, grace_s: float) -> None:
+    def __init__(self, control: int, node: int, grace_s: float, nice: int) -> None:
         self._control = control
         self._node = node
         self._grace_s = grace_s
+        self._nice = nice
         self._wake, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._inputs = [self._wake, control]
         self._engine = 0
@@ -116,7 +122,7 @@ class Guard:
     def _start(self, argv: list[str]) -> int:
         pid = os.fork()
         if pid == 0:
-            _become_engine(argv)
+            _become_engine(argv, self._nice)
         with contextlib.suppress(OSError):  # both sides set it, so that it holds whichever runs first
             os.setpgid(pid, pid)
         return pid
@@ -184,8 +190,28 @@ class Guard:
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _become_engine(argv: list[str]) -> NoReturn:
-    """In the child: own process group, dies with the guard, then the engine's program."""
+def stand_back(nice: int) -> None:
+    """Let this process and its children, `nice` steps behind the others, have the CPU only when it is to spare.
+
+    Where the kernel groups processes by session (`sched_autogroup_enabled`, see sched(7)) a nice value counts inside
+    the session alone, and the session has one of its own. It matters: Linux 6.18 hands a session whose many threads
+    wake often more than its share, so that the busy workers of a tensor-parallel engine kept everybody else, its node
+    too, off a core for seconds.
+    """
+    os.nice(nice)
+    for _ in range(AUTOGROUP_TRIES):
+        try:
+            Path("/proc/self/autogroup").write_text(str(nice))
+        except BlockingIOError:  # one such change in 0.1 s on the whole host, unless by root
+            time.sleep(AUTOGROUP_PAUSE_S)
+        except OSError:  # no such grouping here
+            return
+        else:
+            return
+
+
+def _become_engine(argv: list[str], nice: int) -> NoReturn:
+    """In the child: own process group, dies with the guard, gives way to the node, then the engine's program."""
     try:
         os.setpgid(0, 0)
         guard = os.getppid()
@@ -197,6 +223,7 @@ def _become_engine(argv: list[str]) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(ENGINE_OOM_SCORE)
+        stand_back(nice)
         os.execvp(argv[0], argv)
     except BaseException as error:
         os.write(2, f"grapevine: cannot start {argv[0]}: {error}\n".encode())
@@ -210,4 +237,4 @@ def _signal_all(number: int) -> None:
 
 
 if __name__ == "__main__":
-    Guard(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])).run(sys.argv[4:])
+    Guard(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])).run(sys.argv[5:])

@@ -111,9 +111,9 @@ class EngineProcess:
 
 
 async def spawn(
-    argv: Sequence[str], env: Mapping[str, str], marker: str, *, grace_s: float = LEFTOVER_GRACE_S
+    argv: Sequence[str], env: Mapping[str, str], marker: str, *, nice: int = 0, grace_s: float = LEFTOVER_GRACE_S
 ) -> EngineProcess:
-    """Start `argv` under a guard, that gives leftovers `grace_s` seconds.
+    """Start `argv` under a guard, `nice` steps behind this process, and give leftovers `grace_s` seconds.
 
     Raises `OSError` when not even the guard can be started.
     Called in the thread of the loop, because the guard is told when the thread that started it ends.
@@ -122,7 +122,7 @@ async def spawn(
     script = (sys.executable, "-I", "-S", guard.__file__)
     try:
         process = subprocess.Popen(  # noqa: ASYNC220 - some milliseconds
-            [*script, str(receive), str(os.getpid()), str(grace_s), *argv],
+            [*script, str(receive), str(os.getpid()), str(grace_s), str(nice), *argv],
             env={**env, MARKER: marker, "SPT_NOENV": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

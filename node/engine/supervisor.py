@@ -285,7 +285,7 @@ class EngineSupervisor:
             return Failure(Cause.KILLED, "the start was given up")
         killed_before = oom_kills()
         self.log.begin(" ".join(command.argv))
-        process = await spawn(command.argv, command.env, self._marker)
+        process = await spawn(command.argv, command.env, self._marker, nice=command.nice)
         self._process = process
         pump = asyncio.ensure_future(process.pump(self._line))
         try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.engine.args import flags_of, option
 from node.engine.client import engine_address
-from node.engine.command import EngineCommand, Host, build_command
+from node.engine.command import EngineCommand, Host, build_command, own_command
 from node.errors import SettingsError
 from node.settings import GIB, Settings, make_settings
 
@@ -155,6 +155,13 @@ def test_without_a_compiler_a_cpu_engine_does_not_try_to_compile() -> None:
 def test_the_secrets_of_the_node_are_not_handed_to_the_engine() -> None:
     env = {"GRAPEVINE_CLUSTER_KEY": "a", "GRAPEVINE_ADMIN_TOKEN": "b", "GRAPEVINE_API_KEY": "c"}
     assert not env.keys() & command(host=replace(HOST, env=env)).env.keys()
+
+
+def test_every_kind_of_engine_stands_back_as_far_as_the_settings_say() -> None:
+    assert command().nice == make_settings(name="n", run_dir="/r", state_dir="/s").engine_nice > 0
+    assert command(engine_nice=0).nice == 0
+    own = make_settings(engine_command="serve {uds}", engine_nice=3, name="n", run_dir="/r", state_dir="/s")
+    assert own_command(own, {}).nice == 3
 
 
 def test_flags_are_read_in_all_their_spellings() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from node.engine.guard import Guard
+from node.engine.guard import Guard, stand_back
 from node.engine.processes import EngineProcess, kin_of, spawn, sweep
 from tests.node.engine.gone import gone, wait_gone, watch
 
@@ -23,6 +23,12 @@ ROOT = HERE.parents[2]
 STUBBORN = (sys.executable, str(HERE / "stubborn.py"))
 STORM_S = 120.0
 """A storm of forks leaves its killer little of a busy machine."""
+TELL_NICE = """
+import os, pathlib
+print(os.nice(0), os.getpriority(os.PRIO_PROCESS, os.getppid()), sep="\\n")
+if (group := pathlib.Path("/proc/self/autogroup")).exists():
+    print(group.read_text().split()[-1])
+"""
 KINDS = ("ignores", "orphan", "bare")
 
 
@@ -102,7 +108,7 @@ def test_a_pipe_that_somebody_else_keeps_open_does_not_hide_the_death_of_the_nod
 
 def test_the_end_of_the_pipe_is_told_once() -> None:
     receive, control = os.pipe()
-    guarded = Guard(receive, os.getppid(), 0)
+    guarded = Guard(receive, os.getppid(), 0, 0)
     os.close(control)
     try:
         assert guarded._wait(10) == b""
@@ -128,6 +134,37 @@ async def test_the_guard_exits_with_the_status_of_the_engine(marker: str, status
     process = await spawn([sys.executable, "-c", f"import os; os._exit({status})"], {}, marker)
     await asyncio.wait_for(process.pump(lambda line: None), 60)
     assert await asyncio.wait_for(process.wait(), 60) == status
+
+
+@pytest.mark.parametrize("nice", [0, 7])
+async def test_the_engine_stands_back_and_its_guard_does_not(marker: str, nice: int) -> None:
+    ours = os.nice(0)
+    lines: list[str] = []
+    process = await spawn([sys.executable, "-c", TELL_NICE], {}, marker, nice=nice)
+    await asyncio.wait_for(process.pump(lines.append), 60)
+    assert await process.wait() == 0
+    engine, guarded, *session = map(int, lines)
+    assert (engine, guarded) == (min(ours + nice, 19), ours)
+    assert session in ([], [nice]), "empty where the kernel does not group by session"
+
+
+def test_a_change_of_the_sessions_nice_value_that_comes_too_soon_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [BlockingIOError(), BlockingIOError(), None]
+    written: list[str] = []
+    pauses: list[float] = []
+
+    def write_text(_path: Path, text: str) -> None:
+        if error := answers.pop(0):
+            raise error
+        written.append(text)
+
+    monkeypatch.setattr(os, "nice", lambda _step: 0)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr(Path, "write_text", write_text)
+    stand_back(3)
+    assert (written, len(pauses)) == (["3"], 2)
 
 
 async def test_a_program_that_is_not_there_is_told_and_ends_with_127(marker: str) -> None:
