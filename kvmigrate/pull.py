@@ -93,7 +93,7 @@ class Pull:
             unpinned = part.reason is Reason.BUSY and part.way == FromFile.name
             if not (part.cut or unpinned) or deadline.left() <= 0 or self._ended:
                 break
-            pin = pin and not unpinned  # our other pulls have all pinned that it grants us: sending is bounded otherwise
+            pin = pin and not unpinned  # others of ours have pinned all that it grants: send instead
 
     def attempt(self, source: Source, ask: Ask, deadline: Deadline, number: int = 0, *, pin: bool = True) -> Part:
         """Ask a source once, and fetch what it has and we lack. `pin` False: over the connection, on one host too."""

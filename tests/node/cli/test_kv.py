@@ -95,8 +95,19 @@ def test_warming_says_what_came(
 ) -> None:
     answers["/admin/kv/warm"] = step()
     result = run("kv", "warm", "--from", "b", "--max-gib", "0.5", "--node", url)
-    assert result.exit_code == 0 and "all that b uses most is here (5 blocks, 5.0 MB, 1.00 GB/s" in result.output
+    assert result.exit_code == 0, result.output
+    assert "up to 0.5 GiB of what b uses most is here (5 blocks, 5.0 MB, 1.00 GB/s" in result.output
     assert asked == [("/admin/kv/warm", {"from": "b", "max_bytes": 1 << 29})]
+
+
+@pytest.mark.parametrize("option", ["--max-gib", "--deadline"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0", "-1", "much", "1e300"])
+def test_amounts_that_are_none_are_refused_before_anybody_is_asked(
+    run: Callable[..., Result], url: str, asked: list[tuple[str, Any]], option: str, value: str
+) -> None:
+    result = run("kv", "warm", "--from", "b", option, value, "--node", url)
+    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.output
+    assert not asked
 
 
 def test_the_node_may_be_named_before_the_subcommand(run: Callable[..., Result], url: str, answers: Answers) -> None:
@@ -119,6 +130,9 @@ def test_warming_that_fails_is_told_with_its_reason(run: Callable[..., Result], 
     answers["/admin/kv/warm"] = step(whole=False, reason="mismatch", detail="isa is vec there and amx here", blocks=0)
     result = run("kv", "warm", "--from", "b", "--node", url)
     assert result.exit_code == 1 and "mismatch: isa is vec there and amx here" in result.output
+    assert "again" not in result.output, "the engines will not be any more alike"
+    answers["/admin/kv/warm"] = step(whole=False, reason="broken", detail="it went away")
+    assert "run it again to go on" in run("kv", "warm", "--from", "b", "--node", url).output
     answers["/admin/kv/warm"] = (409, {"error": {"message": "no live node named b serves KV blocks"}})
     result = run("kv", "warm", "--from", "b", "--node", url)
     assert result.exit_code == 1 and "no live node named b" in result.output
