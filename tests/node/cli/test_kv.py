@@ -76,6 +76,13 @@ def test_fingerprints_of_nodes_that_differ_are_compared_field_by_field(
     assert "blocks of b cannot be used here: block_size is 32 there and 16 here" in run("kv", "--node", url).output
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_why_no_block_moves_is_shown(run: Callable[..., Result], url: str, answers: Answers, connected: bool) -> None:
+    """Also where the connector is there, and only its blocks match nothing."""
+    answers["/gossip/state"] = (200, {"self": "a", "kv": {**KV, "connected": connected, "why": "rope is unknown"}})
+    assert "no block moves: rope is unknown" in run("kv", "--node", url).output
+
+
 @pytest.mark.parametrize("kv", [None, {"enabled": False}, {}, {"enabled": True}])
 def test_a_node_without_a_pool_or_of_another_version_is_shown_too(
     run: Callable[..., Result], url: str, answers: Answers, kv: object
