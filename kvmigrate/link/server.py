@@ -346,6 +346,4 @@ class EngineLink:
 
 def _unknown(hello: m.Hello) -> str:
     names = ", ".join(name for name, value in hello.fields.items() if not value) or "a field"
-    return (
-        f"the engine's fingerprint is incomplete: {names} is unknown (see its log), and so its blocks match none"
-    )
+    return f"the engine's fingerprint is incomplete: {names} is unknown (see its log), and so its blocks match none"
