@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from kvmigrate.layout import FileHeader, Geometry, pack_file_header
 from kvmigrate.neighbour import NeighbourFile, Neighbours
 from kvmigrate.pool import BlockPool
 from kvmigrate.pull_types import PullResult, Reason
-from kvmigrate.puller import Puller, PullLimits
+from kvmigrate.puller import Puller
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.serving import MAX_PINS
 from kvmigrate.transport import Deadline, Transport
@@ -29,8 +29,7 @@ from tests.waiting import PATIENCE_S, until, until_here
 
 from .bad_source import BadSource
 from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
-
-LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
+from .served import LIMITS, at, holds, resolve
 
 
 @pytest.fixture(autouse=True, params=["alone", "helped"])
@@ -38,10 +37,6 @@ def helped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Each test twice: the pull copies alone, or shares every copy, however small."""
     monkeypatch.setattr(copier, "MIN_SHARED_BYTES", 0 if request.param == "helped" else 1 << 60)
     monkeypatch.setattr(copier.os, "sched_getaffinity", lambda _: range(3))
-
-
-def resolve(chunks: Sequence[int]) -> list[bytes]:
-    return [block_hash(chunk) for chunk in chunks]
 
 
 @pytest.fixture
@@ -88,21 +83,6 @@ async def pull(target: BlockPool, address: str, n: int = 30, *, same_host: bool 
     finally:
         await puller.close()
         assert target.stats().granted == 0
-
-
-def at(server: TransferServer) -> str:
-    return f"127.0.0.1:{server.port}"
-
-
-def holds(pool: BlockPool, n: int) -> None:
-    assert len(pool.lookup(chain(40), use=False)) == n
-    assert pool.check_slots(range(pool.header.geometry.slots)) == 0
-    for h in chain(n):
-        lease = pool.lease(h, 0, 1e9)
-        assert lease is not None
-        found = pool.leased(lease)
-        assert found is not None and bytes(found[1]) == content(h)
-        pool.release(lease)
 
 
 async def test_a_neighbours_blocks_do_not_go_over_the_connection(
