@@ -10,8 +10,9 @@ from .transport import Transport
 class Attempt:
     """An attempt's progress, kept apart so that it can be told after a failure too."""
 
-    def __init__(self, number: int, source: Source, started: float) -> None:
+    def __init__(self, number: int, source: Source, started: float, *, pin: bool = True) -> None:
         self.number = number
+        self.pin = pin  #: blocks may be read where they lie, if that is on this host
         self.source = source
         self.started = started
         self.looked_up: float | None = None

@@ -97,8 +97,11 @@ def matching(ours: bytes, theirs: bytes) -> bool:
 
 
 def differences(ours: Mapping[str, str | int], theirs: Mapping[str, str | int]) -> str:
-    """Say in which readable fields two fingerprints differ: "block_size is 64 there and 128 here"."""
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    """Say in which readable fields two fingerprints differ: "block_size is 64 there and 128 here".
+
+    So do those that neither side knows: they match nothing.
+    """
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name) or not ours.get(name)]
     if not ours or not theirs or not names:
         return "the blocks there are of another model or engine configuration"
     told = (f"{name} is {_shown(theirs.get(name))} there and {_shown(ours.get(name))} here" for name in names)

@@ -25,6 +25,11 @@ PEER_SHARE: Final = 4
 _K = TypeVar("_K")
 
 
+def quota_of(pool_bytes: int) -> int:
+    """Bytes that one peer may hold of a pool whose slots are so many bytes together."""
+    return min(MAX_BYTES_PER_PEER, pool_bytes // PEER_SHARE)
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A slot held for `peer` until `until` (monotonic seconds)."""

@@ -30,7 +30,7 @@ from .digest import DIGEST_BYTES, block_digest
 from .errors import InvariantError, LocalError
 from .fingerprint import NO_FINGERPRINT
 from .layout import FINGERPRINT_BYTES, HASH_BYTES, FileHeader, Geometry
-from .leases import MAX_BYTES_PER_PEER, PEER_SHARE, Lease, LeaseBook
+from .leases import Lease, LeaseBook, quota_of
 from .pool_file import PoolFile
 from .pool_types import Block, Cleared, Committed, Evicted, PoolEvent, PoolStats, Room, Slot
 from .slot_table import SlotTable
@@ -333,7 +333,7 @@ class BlockPool:
 
     def _new_table(self) -> SlotTable:
         self._leases.clear()
-        self._leases.quota_bytes = min(MAX_BYTES_PER_PEER, self._header.geometry.total_bytes // PEER_SHARE)
+        self._leases.quota_bytes = quota_of(self._header.geometry.total_bytes)
         headers = _FileHeaders(self._file, self._header.geometry)
         return SlotTable(self._header, headers, self._leases, self._tell)
 

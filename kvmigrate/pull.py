@@ -26,6 +26,7 @@ from .errors import KvError, LocalError, RemoteError
 from .fetch import Fetching
 from .fingerprint import differences
 from .layout import FileHeader, Geometry
+from .leases import quota_of
 from .manifest import check_manifest
 from .neighbour import NeighbourFile, Neighbours
 from .pool import BlockPool
@@ -59,6 +60,7 @@ class Means:
     pool: BlockPool
     dialer: Dialer
     neighbours: Neighbours | None
+    sharers: int  #: pulls that may have blocks of one source pinned at a time
     begin_s: float
     window_bytes: int
     describe: Callable[[], dict[str, str | int]]
@@ -85,15 +87,17 @@ class Pull:
 
     def work(self, number: int, source: Source, chain: Sequence[int], deadline: Deadline, tag: str = "") -> None:
         """Bring what this source can give; never raises for anything that it or the network does. It is told `tag`."""
-        ask = _lookup(chain[: source.chunks], tag)
+        ask, pin = _lookup(chain[: source.chunks], tag), True
         for _ in range(1 + RESUMES):
-            part = self.attempt(source, ask, deadline, number)
-            if not part.cut or deadline.left() <= 0 or self._ended:
+            part = self.attempt(source, ask, deadline, number, pin=pin)
+            unpinned = part.reason is Reason.BUSY and part.way == FromFile.name
+            if not (part.cut or unpinned) or deadline.left() <= 0 or self._ended:
                 break
+            pin = pin and not unpinned  # others of ours have pinned all that it grants: send instead
 
-    def attempt(self, source: Source, ask: Ask, deadline: Deadline, number: int = 0) -> Part:
-        """Ask a source once, and fetch what it has and we lack."""
-        attempt = Attempt(number, source, self._means.clock())
+    def attempt(self, source: Source, ask: Ask, deadline: Deadline, number: int = 0, *, pin: bool = True) -> Part:
+        """Ask a source once, and fetch what it has and we lack. `pin` False: over the connection, on one host too."""
+        attempt = Attempt(number, source, self._means.clock(), pin=pin)
         with self._changed:
             self._attempts.append(attempt)
         cut = False
@@ -168,9 +172,9 @@ class Pull:
         hashes = check_manifest(manifest, geometry.ranks, geometry.block_bytes)
         if not hashes:
             return Reason.NOTHING
-        file = self._neighbour(manifest)
+        file = self._neighbour(manifest) if attempt.pin else None
         try:
-            if not self._join(transport, manifest, hashes, geometry, attempt, pinned=file is not None):
+            if not self._join(transport, manifest, hashes, geometry, attempt, most_bytes=self._run_bytes(file)):
                 return Reason.COMPLETE
             way = self._way(transport, file)
             attempt.way = way.name
@@ -196,6 +200,14 @@ class Pull:
         neighbours = self._means.neighbours
         return neighbours.borrow(manifest.file, manifest.instance) if neighbours is not None else None
 
+    def _run_bytes(self, file: NeighbourFile | None) -> int:
+        """Bytes asked for together. What all our pulls have pinned at once fits into what the source grants a peer."""
+        window = self._means.window_bytes
+        if file is not None:
+            pins = self._means.sharers * (FromFile.depth + 1)  # one is given back while the others are under way
+            return min(window, RUN_BYTES, quota_of(file.geometry.total_bytes) // pins)
+        return min(window, RUN_BYTES) if self._several else window
+
     def _join(
         self,
         transport: Transport,
@@ -204,7 +216,7 @@ class Pull:
         geometry: Geometry,
         attempt: Attempt,
         *,
-        pinned: bool,
+        most_bytes: int,
     ) -> bool:
         """Take part with what this source has of the chain. False: nothing of it is missing here, or the pull is over.
 
@@ -214,7 +226,6 @@ class Pull:
         # A chain longer than half of the pool would push out its own head.
         hashes = hashes[: geometry.slots // 2 // ranks]
         held = self._means.pool.held(hashes)
-        small = pinned or self._several
         with self._changed:
             if self._ended:
                 return False
@@ -235,7 +246,7 @@ class Pull:
                 attempt.number,
                 reach,
                 attempt.source.rate,
-                most_bytes=min(self._means.window_bytes, RUN_BYTES) if small else self._means.window_bytes,
+                most_bytes=most_bytes,
                 most_blocks=messages.MAX_FETCH // ranks,
                 most_s=RUN_S if self._several else math.inf,
             )

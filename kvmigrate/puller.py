@@ -254,6 +254,7 @@ class Puller:
             pool=self._pool,
             dialer=self._dialer,
             neighbours=self._neighbours,
+            sharers=self._limits.per_source + 1,  # `warm` is none of them
             begin_s=self._begin_s,
             window_bytes=self._limits.window_bytes,
             describe=self._describe,

@@ -172,8 +172,10 @@ class Serving:
         if len(self._pins) >= MAX_PINS:
             return self._busy()
         leases = self._lease(keys, self._peer)
-        if not leases and keys and self._pool.lookup([keys[0].block_hash], keys[0].rank, use=False):
-            return self._busy()  # it is here: the peer's quota is used up
+        missed = keys[len(leases)] if len(leases) < len(keys) else None
+        if missed is not None and self._pool.lookup([missed.block_hash], missed.rank, use=False):
+            self._release(leases)
+            return self._busy()  # it is here, and the peer's quota is used up: fewer places would say that it is gone
         self._pins.append(leases)
         if len(leases) < len(keys):
             self._count("misses", 1)

@@ -17,7 +17,7 @@ them straight into shared memory; `index` is the block's place in the FETCH, `di
     FETCH([hash, rank]...)
                                 BLOCK + bytes | MISS(index)   in order, one for each; MISS ends the FETCH
     PIN([hash, rank]...)                                      on the same host, instead of FETCH
-                                PINNED([slot, generation]...) a prefix of what was asked for
+                                PINNED([slot, generation]...) a prefix of what was asked for: the next one is gone
     UNPIN                                                     ends the oldest PIN; no answer
     CORRUPT([hash, rank]...)                                  the source checks its own copy; no answer
                                 BUSY | ERROR(code, message)   instead of any answer

@@ -6,6 +6,9 @@ Rules:
 2. A draining node admits nothing new. Places already held are kept.
 3. What a node promises to others (running places) and what it keeps for itself (its lines) never mix: a
    request that a peer sent is admitted at once or refused at once.
+4. A request whose KV blocks are being pulled rests: others may have its share of the engine meanwhile, so who needs no
+   pull is not delayed by it. When it goes on, more may run than were asked for, at most twice as many: the engine has
+   a queue too.
 """
 
 from __future__ import annotations
@@ -18,13 +21,27 @@ from node.room import WaitingRoom
 class Place:
     """One admitted request."""
 
-    __slots__ = ("_admission",)
+    __slots__ = ("_admission", "_rests")
 
     def __init__(self, admission: Admission) -> None:
         self._admission: Admission | None = admission
+        self._rests = False
+
+    def rest(self) -> None:
+        """Its request takes nothing of the engine until `wake`."""
+        if self._admission is not None and not self._rests:
+            self._rests = True
+            self._admission.rests()
+
+    def wake(self) -> None:
+        """End the rest; does nothing without one."""
+        if self._admission is not None and self._rests:
+            self._rests = False
+            self._admission.resting -= 1
 
     def leave(self) -> None:
         """Give the place back; the second call does nothing."""
+        self.wake()
         if self._admission is not None:
             admission, self._admission = self._admission, None
             admission.left()
@@ -36,6 +53,7 @@ class Admission:
     def __init__(self, max_running: int, room: WaitingRoom) -> None:
         self.max_running = max_running
         self.active = 0
+        self.resting = 0  #: of them, those that wait for their KV blocks
         self.admitted = 0
         self.refused = 0
         self.draining = False
@@ -45,13 +63,19 @@ class Admission:
 
     def enter(self) -> Place | None:
         """Take a place, None when there is none."""
-        if self.draining or self.active >= self.max_running:
+        running = self.active - self.resting
+        if self.draining or running >= self.max_running or self.active >= 2 * self.max_running:
             self.refused += 1
             return None
         self.active += 1
         self.admitted += 1
         self._idle.clear()
         return Place(self)
+
+    def rests(self) -> None:
+        """Called by `Place` only."""
+        self.resting += 1
+        self._room.stir()
 
     def left(self) -> None:
         """Called by `Place` only."""
@@ -77,5 +101,6 @@ class Admission:
 
     def validate(self) -> None:
         """Check the invariants; raises AssertionError with the broken one."""
-        assert 0 <= self.active <= self.max_running, f"{self.active} of {self.max_running} places held"
+        assert 0 <= self.active <= 2 * self.max_running, f"{self.active} of {self.max_running} places held"
+        assert 0 <= self.resting <= self.active, f"{self.resting} of {self.active} rest"
         assert self._idle.is_set() == (self.active == 0), "idle event and count disagree"

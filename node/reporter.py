@@ -156,7 +156,7 @@ class Reporter:
 
     def _publish_models(self) -> None:
         created = int(time.time())
-        records = own_models(self._models, self._hello, created=created, kv_tokens=self._kv_tokens)
+        records = own_models(self._models, self._hello, name=self._name, created=created, kv_tokens=self._kv_tokens)
         if self._registry is not None:
             self._registry.own_models(records)
         if self._publisher is not None:

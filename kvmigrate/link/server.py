@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from kvmigrate.errors import InvariantError, LocalError, RemoteError
+from kvmigrate.fingerprint import NO_FINGERPRINT
 from kvmigrate.layout import MAX_RANKS
 from kvmigrate.pool import BlockPool
 from kvmigrate.pool_types import Cleared, Slot
@@ -199,6 +200,8 @@ class EngineLink:
             if other.hello and (other.hello.rank == hello.rank or other.hello.fingerprint != hello.fingerprint):
                 self._replace(other)
         try:
+            if hello.fingerprint == NO_FINGERPRINT:
+                raise LocalError(_unknown(hello))
             await asyncio.to_thread(self._pool.configure, hello.fingerprint, hello.block_bytes, hello.ranks)
         except LocalError as error:
             self._why = str(error)
@@ -339,3 +342,8 @@ class EngineLink:
         for session in self._sessions:
             if session.told and session.hello is None:
                 raise InvariantError("a session without hello was told of the pool")
+
+
+def _unknown(hello: m.Hello) -> str:
+    names = ", ".join(name for name, value in hello.fields.items() if not value) or "a field"
+    return f"the engine's fingerprint is incomplete: {names} is unknown (see its log), and so its blocks match none"

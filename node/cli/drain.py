@@ -13,6 +13,7 @@ import click
 
 from node.addresses import split_address
 from node.cli.ask import TIMEOUT_S, Refused, Unreachable, ask, ask_text, find_node
+from node.cli.number import NumberRange
 from node.cli.pauses import Pauses, measured
 from node.errors import SettingsError
 
@@ -54,7 +55,7 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json", "as_json", is_flag=True, help="Print JSON, once, at the end."),
         click.option(
             "--timeout",
-            type=click.FloatRange(0, 3600),
+            type=NumberRange(0, 3600),
             metavar="SECONDS",
             help="How long to wait for what cannot be moved.  [default: the node's --stop-grace-s]",
         ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from node.cli.number import NumberRange
 from node.emulator import profile
 from node.emulator.config import PRESETS, EngineConfig, adjusted, coarser, preset
 from node.emulator.serve.server import EmulatedServer, ServeOptions
@@ -28,7 +29,7 @@ from node.errors import LocalError
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 = any free one.")
 @click.option("--uds", type=click.Path(path_type=Path), help="Listen on this Unix socket instead.")
-@click.option("--speedup", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True)
+@click.option("--speedup", type=NumberRange(0.01, 1000), default=1.0, show_default=True)
 @click.option("--max-model-len", type=click.IntRange(1), help="Longest prompt and answer together, tokens.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Requests computed at once.")
 @click.option("--max-num-batched-tokens", "step_tokens", type=click.IntRange(1), help="Tokens computed in a step.")

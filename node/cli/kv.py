@@ -13,10 +13,15 @@ import click
 
 from node.cli.ask import Refused, Unreachable, ask, find_node
 from node.cli.inspect import node_options
+from node.cli.number import NumberRange
 
 #: Peers that are asked for their fingerprint when it differs from ours.
 MAX_COMPARED = 8
 GIB = 1 << 30
+#: Most of `--max-gib`: what a node takes (`node.http.kv.MAX_BYTES`).
+MAX_GIB = 1 << 20
+#: Ends of a step after which the next one may bring more.
+PASSING = frozenset({"busy", "gone", "corrupt", "stalled", "deadline", "broken", "unreachable"})
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,9 +50,11 @@ def kv(context: click.Context, node: str | None, as_json: bool, state_dir: Path 
 @kv.command()
 @node_options
 @click.option("--from", "source", metavar="NODE", required=True, help="Name of the node to copy from.")
-@click.option("--max-gib", type=click.FloatRange(0, min_open=True), help="Most to copy.  [default: half of the pool]")
 @click.option(
-    "--deadline", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="Most seconds."
+    "--max-gib", type=NumberRange(0, MAX_GIB, min_open=True), help="Most to copy.  [default: half of the pool]"
+)
+@click.option(
+    "--deadline", type=NumberRange(0, 86_400, min_open=True), default=60.0, show_default=True, help="Most seconds."
 )
 @click.option("--admin-token", envvar="GRAPEVINE_ADMIN_TOKEN", help="Admin token of the node.")
 @click.pass_obj
@@ -79,18 +86,20 @@ def warm(  # noqa: PLR0917 - click gives them by name
         total |= {name: step[name] for name in ("whole", "reason", "detail", "prefixes")}
         if step["whole"] or step["reason"] != "deadline":
             break
-    click.echo(json.dumps(total) if as_json else _sentence(total))
+    click.echo(json.dumps(total) if as_json else _sentence(total, max_gib))
     if not total["whole"]:
         sys.exit(1)
 
 
-def _sentence(total: Mapping[str, Any]) -> str:
+def _sentence(total: Mapping[str, Any], max_gib: float | None) -> str:
     rate = total["bytes"] / total["seconds"] / 1e9 if total["seconds"] else 0.0
     came = f"{total['blocks']} blocks, {total['bytes'] / 1e6:.1f} MB, {rate:.2f} GB/s"
     if total["whole"]:
-        return f"warm: all that {total['from']} uses most is here ({came} copied now)"
+        most = "all that" if max_gib is None else f"up to {max_gib:g} GiB of what"
+        return f"warm: {most} {total['from']} uses most is here ({came} copied now)"
     detail = f": {total['detail']}" if total.get("detail") else ""
-    return f"ended early ({total['reason']}{detail}) after {came}; run it again to go on"
+    again = "; run it again to go on" if total["reason"] in PASSING else ""
+    return f"ended early ({total['reason']}{detail}) after {came}{again}"
 
 
 def _differences(state: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from node.cli.inspect import node_options
+from node.cli.number import NumberRange
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -21,7 +22,7 @@ from node.cli.inspect import node_options
     help="Of the weights.  [default: that of --model, else bf16]",
 )
 @click.option("--kv-precision", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
-@click.option("--requests", type=click.FloatRange(0.001, 1e6), required=True, help="Requests per second, all together.")
+@click.option("--requests", type=NumberRange(0.001, 1e6), required=True, help="Requests per second, all together.")
 @click.option("--prompt", type=click.IntRange(1, 10_000_000), required=True, help="Tokens of a prompt, mean.")
 @click.option("--output", type=click.IntRange(1, 1_000_000), required=True, help="Tokens of an answer, mean.")
 @click.option(
@@ -29,17 +30,13 @@ from node.cli.inspect import node_options
 )
 @click.option(
     "--shared",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     default=0.0,
     show_default=True,
     help="Share of prompt tokens that were seen before (system prompts, conversations, documents).",
 )
-@click.option(
-    "--ttft", type=click.FloatRange(0.001), default=2.0, show_default=True, help="First token within, seconds."
-)
-@click.option(
-    "--between", type=click.FloatRange(0.001), default=0.1, show_default=True, help="Next token within, seconds."
-)
+@click.option("--ttft", type=NumberRange(0.001), default=2.0, show_default=True, help="First token within, seconds.")
+@click.option("--between", type=NumberRange(0.001), default=0.1, show_default=True, help="Next token within, seconds.")
 @click.option(
     "--gpu",
     default="H100",
@@ -56,10 +53,10 @@ from node.cli.inspect import node_options
     help="Hosts that you have.  [default: as many as it takes, with `cluster` those there are]",
 )
 @click.option("--nvlink/--pcie", default=None, help="What joins the GPUs of a host.  [default: what the GPU has]")
-@click.option("--network", type=click.FloatRange(0.01), default=25.0, show_default=True, help="Between hosts, Gbit/s.")
+@click.option("--network", type=NumberRange(0.01), default=25.0, show_default=True, help="Between hosts, Gbit/s.")
 @click.option(
     "--utilization",
-    type=click.FloatRange(0.1, 0.99),
+    type=NumberRange(0.1, 0.99),
     default=0.9,
     show_default=True,
     help="vLLM's --gpu-memory-utilization.",

@@ -34,7 +34,7 @@ def _summary(name: str, section: Mapping[str, Any], console: Console) -> None:
         f"({pool.get('protected', 0)} used again), {pool.get('evictions', 0)} evicted "
         f"({pool.get('recalled', 0)} of them came back), {section.get('corrupt', 0)} corrupt"
     )
-    if not section.get("connected"):
+    if section.get("why") or not section.get("connected"):
         console.print(f"[yellow]no block moves:[/] {escape(str(section.get('why') or 'the engine is not connected'))}")
     if section.get("encrypted"):
         console.print("blocks travel over TLS, and only to and from nodes that do the same (--kv-tls)")

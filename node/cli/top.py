@@ -14,6 +14,7 @@ import click
 from node.cli.ask import Unreachable, find_node
 from node.cli.cluster_view import ClusterView
 from node.cli.inspect import node_options
+from node.cli.number import NumberRange
 from node.cli.stream import Stream
 
 #: Seconds before a node that went away is asked again: doubled each time, up to the second.
@@ -24,7 +25,7 @@ AGAIN_S = (1.0, 10.0)
 @node_options
 @click.option("--once", is_flag=True, help="Show it once and end.")
 @click.option(
-    "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between redraws."
+    "--interval", type=NumberRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between redraws."
 )
 def top(node: str | None, as_json: bool, state_dir: Path | None, once: bool, interval: float) -> None:
     """Watch the cluster: nodes, load, latency, prefix hits, transfers, requests. Ctrl-C ends it.

@@ -197,7 +197,9 @@ class LocalRunner:
         )
         headers: HeaderList = []
         if plan.source is not None and plan.source != plan.target:
+            work.place.rest()
             work.pulling = await self._kv.begin_pull(work.rid, plan, call)
+            work.pulling.when_over(lambda _: work.place.wake())
             limit += work.pulling.hold_s
         work.begin()
         most = self._deadlines.first_byte_max_s
@@ -296,7 +298,7 @@ class Work:
         self.rid = rid
         self.call = call
         self.plan = plan
-        self._place = place
+        self.place = place
         self._meter = runner._meter
         self._kv = runner._kv
         self._runner = runner
@@ -341,7 +343,7 @@ class Work:
             sentry.close()
         if self.pulling is not None:
             self.pulling.drop()
-        self._place.leave()
+        self.place.leave()
         self._kv.end(self.rid, whole=whole and self.answered)
         if self._metered:
             ended = self._meter.finished if whole and self.answered else self._meter.failed

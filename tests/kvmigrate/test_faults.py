@@ -23,16 +23,16 @@ from kvmigrate.digest import block_digest
 from kvmigrate.fingerprint import Fingerprint
 from kvmigrate.pool import BlockPool
 from kvmigrate.pull_types import PullResult, Reason, Source
-from kvmigrate.puller import Puller, PullLimits
+from kvmigrate.puller import Puller
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.transport import Deadline, Transport
 
 from .bad_source import BadSource
 from .helpers import BLOCK, SECRET, block_hash, chain, content, store
+from .served import LIMITS, at, resolve
 from .test_neighbour import connected
 
 Pools = Callable[..., BlockPool]
-LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
 #: Of every pull here, and far below how long the bad sources hold still (20 s).
 DEADLINE_S = 5.0
 FINGERPRINT = Fingerprint(
@@ -40,10 +40,6 @@ FINGERPRINT = Fingerprint(
     rope="none", layers=2, kv_heads=2, head_dim=8, block_size=16, block_bytes=BLOCK, tp_size=1, layout="LBHNC",
     isa="amx", attention="CPU_ATTN", hash_algo="sha256_cbor", hash_seed="none", lora="none", vllm_version="0.32.0",
 )  # fmt: skip
-
-
-def resolve(chunks: Sequence[int]) -> list[bytes]:
-    return [block_hash(chunk) for chunk in chunks]
 
 
 class Target:
@@ -111,10 +107,6 @@ def serve() -> Iterator[Callable[..., TransferServer]]:
     yield start
     for server in servers:
         server.close()
-
-
-def at(server: TransferServer) -> str:
-    return f"127.0.0.1:{server.port}"
 
 
 def two_good_ones(transport: Transport, deadline: Deadline) -> None:

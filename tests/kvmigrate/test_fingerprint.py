@@ -19,6 +19,7 @@ def test_every_field_changes_the_digest_and_an_unknown_one_never_matches(name: s
     told = differences(FULL.to_fields(), other.to_fields())
     assert told == f"{name} is {getattr(other, name)} there and {known} here"
     assert differences(FULL.to_fields(), unknown.to_fields()) == f"{name} is unknown there and {known} here"
+    assert differences(unknown.to_fields(), unknown.to_fields()) == f"{name} is unknown there and unknown here"
     assert not unknown.complete and unknown.missing == (name,)
     assert unknown.digest() == NO_FINGERPRINT
     assert not unknown.matches(unknown)

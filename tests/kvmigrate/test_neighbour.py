@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from kvmigrate.layout import FileHeader, Geometry, pack_file_header
 from kvmigrate.neighbour import NeighbourFile, Neighbours
 from kvmigrate.pool import BlockPool
 from kvmigrate.pull_types import PullResult, Reason
-from kvmigrate.puller import Puller, PullLimits
+from kvmigrate.puller import Puller
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.serving import MAX_PINS
 from kvmigrate.transport import Deadline, Transport
@@ -29,8 +29,7 @@ from tests.waiting import PATIENCE_S, until, until_here
 
 from .bad_source import BadSource
 from .helpers import BLOCK, FINGERPRINT, SECRET, Clock, block_hash, chain, content, flip, store
-
-LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
+from .served import LIMITS, at, holds, resolve
 
 
 @pytest.fixture(autouse=True, params=["alone", "helped"])
@@ -38,10 +37,6 @@ def helped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Each test twice: the pull copies alone, or shares every copy, however small."""
     monkeypatch.setattr(copier, "MIN_SHARED_BYTES", 0 if request.param == "helped" else 1 << 60)
     monkeypatch.setattr(copier.os, "sched_getaffinity", lambda _: range(3))
-
-
-def resolve(chunks: Sequence[int]) -> list[bytes]:
-    return [block_hash(chunk) for chunk in chunks]
 
 
 @pytest.fixture
@@ -88,21 +83,6 @@ async def pull(target: BlockPool, address: str, n: int = 30, *, same_host: bool 
     finally:
         await puller.close()
         assert target.stats().granted == 0
-
-
-def at(server: TransferServer) -> str:
-    return f"127.0.0.1:{server.port}"
-
-
-def holds(pool: BlockPool, n: int) -> None:
-    assert len(pool.lookup(chain(40), use=False)) == n
-    assert pool.check_slots(range(pool.header.geometry.slots)) == 0
-    for h in chain(n):
-        lease = pool.lease(h, 0, 1e9)
-        assert lease is not None
-        found = pool.leased(lease)
-        assert found is not None and bytes(found[1]) == content(h)
-        pool.release(lease)
 
 
 async def test_a_neighbours_blocks_do_not_go_over_the_connection(
@@ -363,13 +343,50 @@ def test_a_peer_that_pins_without_end_is_told_to_wait(source: BlockPool, server:
 
 def test_one_peer_cannot_pin_a_whole_pool(source: BlockPool, server: TransferServer) -> None:
     transport, deadline = connected(server)
-    transport.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
-    answer = transport.receive(deadline)
-    assert isinstance(answer, messages.Pinned) and 0 < len(answer.places) < 20
-    transport.send(messages.Pin((messages.Key(block_hash(19), 0),)), deadline)
-    assert isinstance(transport.receive(deadline), messages.Busy)
+    for asked, granted in ((range(20), 0), (range(12), 12), (range(12, 20), 0), (range(30, 31), 0)):
+        transport.send(messages.Pin(tuple(messages.Key(block_hash(n), 0) for n in asked)), deadline)
+        answer = transport.receive(deadline)
+        if granted:
+            assert isinstance(answer, messages.Pinned) and len(answer.places) == granted
+        elif asked[0] < 20:
+            assert isinstance(answer, messages.Busy)  # fewer places would mean that the others are gone
+        else:
+            assert answer == messages.Pinned(())
+        assert source.stats().leases == (0 if asked == range(20) else 12)
     transport.close()
-    assert server.stats().busy == 1 and source.stats().refused_leases > 0
+    assert server.stats().busy == 2 and source.stats().refused_leases > 0
+
+
+@pytest.mark.parametrize("blocks", [21, 24, 64])
+async def test_a_small_pool_gives_all_that_it_has_to_a_neighbour(
+    beside: Callable[..., BlockPool], target: BlockPool, blocks: int
+) -> None:
+    """What one peer may pin of it is less than what a pull has under way elsewhere."""
+    small = beside("small", blocks)
+    store(small, chain(20))
+    server = TransferServer(small, resolve, SECRET, "c")
+    server.start()
+    result = await pull(target, at(server))
+    assert (result.reason, result.blocks) == (Reason.COMPLETE, 20)
+    assert [part.way for part in result.parts] == ["same host"]
+    holds(target, 20)
+    server.close()
+    assert small.stats().leases == 0
+
+
+async def test_a_pull_whose_peer_has_pinned_all_that_it_may_goes_on_over_the_connection(
+    source: BlockPool, target: BlockPool, server: TransferServer
+) -> None:
+    quota = source._leases.quota_bytes // BLOCK
+    until = source._clock() + 50
+    held = [source.lease(block_hash(n), 0, until, "target") for n in range(quota - 2)]  # as other pulls of it would
+    result = await pull(target, at(server))
+    assert (result.reason, result.blocks) == (Reason.COMPLETE, 20)
+    assert [part.way for part in result.parts][-1] == "tcp"
+    holds(target, 20)
+    for lease in held:
+        assert lease is not None
+        source.release(lease)
 
 
 def test_who_reads_what_is_pinned_for_it_is_not_idle(source: BlockPool) -> None:
@@ -393,7 +410,7 @@ def test_who_reads_what_is_pinned_for_it_is_not_idle(source: BlockPool) -> None:
 def test_what_a_peer_has_pinned_keeps_nothing_from_being_sent_to_it(source: BlockPool, server: TransferServer) -> None:
     """Several pulls of one peer: what one of them holds does not make another believe that blocks are gone."""
     pinning, deadline = connected(server)
-    pinning.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(20))), deadline)
+    pinning.send(messages.Pin(tuple(messages.Key(h, 0) for h in chain(16))), deadline)  # all that it may
     assert isinstance(pinning.receive(deadline), messages.Pinned)
     fetching, _ = connected(server)
     fetching.send(messages.Fetch(tuple(messages.Key(h, 0) for h in chain(20))), deadline)

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -16,14 +16,14 @@ from kvmigrate.errors import LocalError, RemoteError
 from kvmigrate.handshake import PullerHandshake, SourceHandshake
 from kvmigrate.pool import BlockPool
 from kvmigrate.pull_types import Reason
-from kvmigrate.puller import Puller, PullLimits
+from kvmigrate.puller import Puller
 from kvmigrate.server import ServerLimits, TransferServer
 from kvmigrate.tls import PullerTls, SourceTls
 
 from .helpers import BLOCK, SECRET, block_hash, chain, content, flip, store
+from .served import LIMITS, at, resolve
 
 Pools = Callable[..., BlockPool]
-LIMITS = PullLimits(stall_s=1.0, connect_s=3.0, lookup_s=3.0, window_bytes=4 * BLOCK)
 N = 10
 #: Bytes of a block that would be recognised on the wire.
 SIGN = 32
@@ -130,14 +130,6 @@ async def puller(target: BlockPool) -> AsyncIterator[Puller]:
     yield puller
     await puller.close()
     assert target.stats().granted == 0
-
-
-def resolve(chunks: Sequence[int]) -> list[bytes]:
-    return [block_hash(chunk) for chunk in chunks]
-
-
-def at(server: TransferServer) -> str:
-    return f"127.0.0.1:{server.port}"
 
 
 def holds(pool: BlockPool, n: int) -> None:

@@ -13,5 +13,5 @@ SERVED = (EngineModel("base", max_model_len=4096), EngineModel("tuned", parent="
 
 @pytest.mark.parametrize(("told", "known"), [(0, 0), (46_592, 46_592), (MAX_KV_TOKENS + 1, MAX_KV_TOKENS)])
 def test_all_models_of_an_engine_share_its_cache_and_peers_can_read_its_size(told: int, known: int) -> None:
-    records = own_models(SERVED, None, created=1, kv_tokens=told)
+    records = own_models(SERVED, None, name="a", created=1, kv_tokens=told)
     assert [decode(record.encode()).kv_tokens for record in records.values()] == [known, known]

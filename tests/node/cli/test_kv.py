@@ -76,6 +76,13 @@ def test_fingerprints_of_nodes_that_differ_are_compared_field_by_field(
     assert "blocks of b cannot be used here: block_size is 32 there and 16 here" in run("kv", "--node", url).output
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_why_no_block_moves_is_shown(run: Callable[..., Result], url: str, answers: Answers, connected: bool) -> None:
+    """Also where the connector is there, and only its blocks match nothing."""
+    answers["/gossip/state"] = (200, {"self": "a", "kv": {**KV, "connected": connected, "why": "rope is unknown"}})
+    assert "no block moves: rope is unknown" in run("kv", "--node", url).output
+
+
 @pytest.mark.parametrize("kv", [None, {"enabled": False}, {}, {"enabled": True}])
 def test_a_node_without_a_pool_or_of_another_version_is_shown_too(
     run: Callable[..., Result], url: str, answers: Answers, kv: object
@@ -95,8 +102,19 @@ def test_warming_says_what_came(
 ) -> None:
     answers["/admin/kv/warm"] = step()
     result = run("kv", "warm", "--from", "b", "--max-gib", "0.5", "--node", url)
-    assert result.exit_code == 0 and "all that b uses most is here (5 blocks, 5.0 MB, 1.00 GB/s" in result.output
+    assert result.exit_code == 0, result.output
+    assert "up to 0.5 GiB of what b uses most is here (5 blocks, 5.0 MB, 1.00 GB/s" in result.output
     assert asked == [("/admin/kv/warm", {"from": "b", "max_bytes": 1 << 29})]
+
+
+@pytest.mark.parametrize("option", ["--max-gib", "--deadline"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0", "-1", "much", "1e300"])
+def test_amounts_that_are_none_are_refused_before_anybody_is_asked(
+    run: Callable[..., Result], url: str, asked: list[tuple[str, Any]], option: str, value: str
+) -> None:
+    result = run("kv", "warm", "--from", "b", option, value, "--node", url)
+    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.output
+    assert not asked
 
 
 def test_the_node_may_be_named_before_the_subcommand(run: Callable[..., Result], url: str, answers: Answers) -> None:
@@ -119,6 +137,9 @@ def test_warming_that_fails_is_told_with_its_reason(run: Callable[..., Result], 
     answers["/admin/kv/warm"] = step(whole=False, reason="mismatch", detail="isa is vec there and amx here", blocks=0)
     result = run("kv", "warm", "--from", "b", "--node", url)
     assert result.exit_code == 1 and "mismatch: isa is vec there and amx here" in result.output
+    assert "again" not in result.output, "the engines will not be any more alike"
+    answers["/admin/kv/warm"] = step(whole=False, reason="broken", detail="it went away")
+    assert "run it again to go on" in run("kv", "warm", "--from", "b", "--node", url).output
     answers["/admin/kv/warm"] = (409, {"error": {"message": "no live node named b serves KV blocks"}})
     result = run("kv", "warm", "--from", "b", "--node", url)
     assert result.exit_code == 1 and "no live node named b" in result.output

@@ -32,12 +32,22 @@ class FakeConnector:
         self, fingerprint: bytes = FINGERPRINT, fields: Mapping[str, str | int] | None = None, *, holds: bool = False
     ) -> None:
         for role in (Role.WORKER, Role.SCHEDULER):
-            reader, writer = await asyncio.open_unix_connection(str(self._path))
-            self._writers[role] = writer
-            self._readers.append(asyncio.create_task(self._read(role, reader)))
-            hello = Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS, fields=fields or {}, holds=holds)
-            self.send(hello, role)
+            await self._meet(role, fingerprint, fields, holds=holds)
             await self.until(role, m.Pool)
+
+    async def meet(self, fingerprint: bytes, fields: Mapping[str, str | int]) -> None:
+        """Say hello, and wait for no pool."""
+        for role in (Role.WORKER, Role.SCHEDULER):
+            await self._meet(role, fingerprint, fields)
+
+    async def _meet(
+        self, role: Role, fingerprint: bytes, fields: Mapping[str, str | int] | None, *, holds: bool = False
+    ) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._path))
+        self._writers[role] = writer
+        self._readers.append(asyncio.create_task(self._read(role, reader)))
+        hello = Hello(role, 0, 1, 1, fingerprint, BLOCK_BYTES, BLOCK_TOKENS, fields=fields or {}, holds=holds)
+        self.send(hello, role)
 
     def send(self, message: Message, role: Role = Role.SCHEDULER) -> None:
         self._writers[role].write(encode(message))

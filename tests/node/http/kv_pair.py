@@ -84,9 +84,11 @@ def force(target: str, source: str | None = None) -> list[tuple[str, str]]:
     )
 
 
-async def warmed(pair: Pair, *, holds: bool = False) -> tuple[Member, Member]:
-    """Two nodes; the first has served the long prompt and the second has heard of it."""
-    a, b = await pair.add("a"), await pair.add("b", holds=holds)
+async def warmed(
+    pair: Pair, *, holds: bool = False, settings: Mapping[str, object] | None = None
+) -> tuple[Member, Member]:
+    """Two nodes; the first has served the long prompt and the second, with these settings, has heard of it."""
+    a, b = await pair.add("a"), await pair.add("b", holds=holds, settings=settings)
     await pair.nodes.agree()
     await send(a, *force("a"))
     await b.until(lambda: b.node.registry.describe("a").digest_size > 0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvmigrate import split
+from kvmigrate.fingerprint import NO_FINGERPRINT
 from kvmigrate.link import messages as m
 from kvmigrate.pool import BlockPool
 from kvmigrate.pull_types import PullResult, Reason
@@ -24,6 +25,7 @@ from node.prompt import parse_request
 from tests.node.fakes import connector as kv
 from tests.node.fakes import engine as fake
 from tests.node.fakes.client import ask, connect
+from tests.node.fakes.connector import FakeConnector
 from tests.node.http.bodies import CHAT, chat
 from tests.node.http.kv_pair import BLOCKS, LONG, PREFILL_S, TOKENS, Pair, force, published, send, warmed
 from tests.waiting import until
@@ -258,6 +260,27 @@ async def test_blocks_of_another_fingerprint_are_not_taken_and_everybody_is_told
     assert (
         json.loads((await ask(a.port, "GET", "/gossip/state")).body)["kv"]["unlike"]["b"] == "another fingerprint of m"
     )
+
+
+async def test_engines_of_which_something_is_unknown_exchange_nothing_and_everybody_is_told_why(pair: Pair) -> None:
+    a = await pair.add("a")
+    await pair.add("c", b"g" * 16)
+    unknown = [await pair.nodes.add(name, kv=True, kv_pool_gib=0.01) for name in ("b", "d")]
+    for member in unknown:
+        pair.connectors[member.name] = connector = FakeConnector(member.node.settings.link_socket)
+        await connector.meet(NO_FINGERPRINT, {"hash_seed": "", "block_size": 16})
+        await member.until(lambda member=member: member.node.kv.hello is not None)
+    await pair.nodes.agree()
+    await send(a, *force("a"))
+    for member in unknown:
+        state = json.loads((await ask(member.port, "GET", "/gossip/state")).body)["kv"]
+        assert "fingerprint is incomplete: hash_seed is unknown" in state["why"]
+        assert set(state["unlike"]) == {"a", "b", "c", "d"} - {member.name}, "the other one with an unknown field too"
+        await member.until(lambda member=member: published(member, "a") > 0)
+        told = json.loads((await ask(member.port, "POST", "/route/explain", force(member.name), LONG)).body)
+        assert [item["node"] for item in told["unlike"]] == ["a"] and told["plan"]["source"] is None
+    state = json.loads((await ask(a.port, "GET", "/gossip/state")).body)["kv"]
+    assert set(state["unlike"]) == {"b", "c", "d"}
 
 
 async def test_nodes_that_encrypt_blocks_are_not_asked_by_those_that_do_not_and_everybody_is_told_why(

@@ -90,6 +90,27 @@ async def test_a_request_waits_in_the_engines_queue_while_its_blocks_are_pulled_
     b.node.admission.validate()
 
 
+@pytest.mark.parametrize("held", [True, False])
+async def test_who_needs_no_pull_has_the_place_of_who_waits_for_one(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """A node with one place: as many wait for their blocks as may run, on the engine or before they are sent there."""
+    a, b = await warmed(pair, holds=True, settings={"max_running": 1})
+    if held:
+        b.node.meter.dispatched("somebody else's", time.monotonic(), 1)
+    go_on, engine = slow_source(a, monkeypatch), Held(pair, b)
+    b.fake.script = engine.script
+    pulling = asyncio.create_task(send(b, *force("b", "a")))
+    await b.until(lambda: b.node.admission.resting == 1)
+    other = await send(b, *force("b"), ("x-grapevine-no-pull", "1"))
+    assert other.status == 200 and not pulling.done()
+    assert b.node.admission.active == b.node.admission.resting == 1
+    go_on.set()
+    assert (await pulling).status == 200
+    await b.until(lambda: b.node.admission.active == b.node.admission.resting == 0)
+    b.node.admission.validate()
+
+
 async def test_an_idle_engine_is_asked_when_the_blocks_are_here(pair: Pair) -> None:
     _, b = await warmed(pair, holds=True)
     engine = Held(pair, b)

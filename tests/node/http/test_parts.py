@@ -97,6 +97,29 @@ async def test_places_never_exceed_the_limit_whatever_comes_and_goes() -> None:
         admission.validate()
 
 
+async def test_those_that_rest_keep_their_places_and_leave_room_for_as_many_others() -> None:
+    admission = Admission(2, WaitingRoom(0, lambda: 0.0))
+    resting = [place for place in (admission.enter(), admission.enter()) if place is not None]
+    assert len(resting) == 2 and admission.enter() is None
+    for place in resting:
+        place.rest()
+        place.rest()
+    others = [place for place in (admission.enter(), admission.enter()) if place is not None]
+    assert len(others) == 2 and (admission.active, admission.resting) == (4, 2)
+    admission.validate()
+    others[0].rest()
+    assert admission.enter() is None, "twice as many at most"
+    resting[0].wake()
+    resting[0].wake()
+    resting[1].leave()
+    assert (admission.active, admission.resting) == (3, 1)
+    for place in (*resting, *others):
+        place.leave()
+        place.rest()
+    assert (admission.active, admission.resting) == (0, 0)
+    admission.validate()
+
+
 async def test_idle_waits_for_the_last_place() -> None:
     admission = Admission(1, WaitingRoom(0, lambda: 0.0))
     place = admission.enter()
