@@ -35,8 +35,6 @@ from node.engine.events import EngineEvent
 from node.engine.supervisor import EngineSupervisor
 from node.engine_metrics import read_page
 from node.flows import Flows, WatchedPeers, WatchedRunner
-from node.gauges import Gauges
-from node.hit_reader import HitReader
 from node.host import HostFacts
 from node.http.readiness import Readiness
 from node.http.server import HttpServer, Routes
@@ -50,6 +48,7 @@ from node.load import LoadVector
 from node.meta import NodeMeta
 from node.meter import LoadMeter
 from node.metrics import Metrics
+from node.onlooker import Onlooker
 from node.peers import PeerClient
 from node.policy import make_policy
 from node.registry import Registry
@@ -180,8 +179,7 @@ class Node:
         self.gossip: GossipAgent
         #: For questions about the engine (`_start_looks`), and who asks them.
         self.looks: Session
-        self.gauges: Gauges
-        self.hit_reader: HitReader
+        self.onlooker: Onlooker
 
     # --- life
 
@@ -280,10 +278,9 @@ class Node:
         def read() -> Awaitable[bytes]:
             return read_page(self.looks, self.engine.address)
 
-        self.gauges = Gauges(self.meter, wanted=wanted, read=read, clock=self._clock)
-        self.hit_reader = HitReader(self.kv.counted, self.metrics, wanted=wanted, read=read)
-        for asking in (self.gauges.run(), self.hit_reader.run()):
-            self._stack.push_async_callback(_cancelled, asyncio.create_task(asking, name="grapevine-looks"))
+        self.onlooker = Onlooker(self.meter, self.kv.counted, self.metrics, wanted=wanted, read=read, clock=self._clock)
+        looking = asyncio.create_task(self.onlooker.run(), name="grapevine-looks")
+        self._stack.push_async_callback(_cancelled, looking)
 
     async def _start_gossip(self) -> None:
         settings = self.settings

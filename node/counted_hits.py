@@ -1,7 +1,7 @@
 """Cache hits of an engine that tells no one's but only counts all: what the alarm for silent zero hits has then.
 
 Our connector reports how much of each prompt was cached. Any other vLLM has a counter of cached tokens, which is read
-now and then (`node.hit_reader`). Pure. Rules
+now and then (`node.onlooker`). Pure. Rules
 1. A request that ended whole and was not reported waits for the next reading, `MAX_WAITING` of them at most.
 2. What was found between two readings is shared among those that waited, by what they were promised: the sums are
    right, the parts a guess. Nobody gets more than its prompt.

@@ -1,5 +1,5 @@
-"""The engine's own page of metrics: read for the node itself (`node.gauges`), and passed on with the name of the node,
-so that a dashboard can join them with ours.
+"""The engine's own page of metrics: read for the node itself (`node.onlooker`), and passed on with the node's name, so
+that a dashboard can join them with ours.
 """
 
 from __future__ import annotations

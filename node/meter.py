@@ -7,7 +7,7 @@ Promises
    given up after `FORGET_S`.
 3. The engine's own report wins over counting for `REPORT_S`, corrected by what we sent it and what ended since: an
    engine that we are attached to may serve others too. Our connector pushes its reports. Other engines are asked
-   (`node.gauges`), and what they answer is as old as the question: an answer that a newer report overtook counts for
+   (`node.onlooker`), and what they answer is as old as the question: an answer that a newer report overtook counts for
    nothing, and none is a sign of life, since a hung engine's HTTP server goes on answering.
 4. What was learnt has a weight, that fades (`node.learnt`): a node that was slow once is not slow for ever.
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.counted_hits import MAX_WAITING, CountedHits, counter_of
-from node.hit_reader import HitReader
-from node.hits import ENOUGH
-from node.metrics import Metrics
 
 PAGE = (
     b"# TYPE vllm:prefix_cache_hits_total counter\n"
@@ -78,54 +73,3 @@ def test_it_is_bounded() -> None:
 )
 def test_the_counter_is_read_and_nonsense_is_none(page: bytes, value: float | None) -> None:
     assert counter_of(page) == value
-
-
-class Engine:
-    """An engine of which only the page of metrics is seen."""
-
-    def __init__(self) -> None:
-        self.hits: int | None = 100
-        self.asked = 0
-        self.there = True
-        self.counted = CountedHits()
-        self.metrics = Metrics(lambda: 0.0)
-        self.reader = HitReader(self.counted, self.metrics, wanted=lambda: self.there, read=self.page)
-
-    async def page(self) -> bytes:
-        self.asked += 1
-        return b"" if self.hits is None else b'vllm:prefix_cache_hits_total{engine="0"} %d\n' % self.hits
-
-
-async def test_an_engine_that_finds_nothing_raises_the_alarm_without_a_connector(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    engine = Engine()
-    await engine.reader.turn()
-    for _ in range(ENOUGH):
-        engine.counted.ended(1000, 1200)
-    with caplog.at_level(logging.WARNING, "grapevine"):
-        await engine.reader.turn()
-    assert engine.metrics.hits.alarm and "0 %" in caplog.text
-    page = engine.metrics.page()
-    for line in (b"silent_zero_hits 1.0", b"predicted_cached_tokens_total 16000.0", b"actual_cached_tokens_total 0.0"):
-        assert line in page
-    for _ in range(4 * ENOUGH):
-        engine.counted.ended(1000, 1200)
-        engine.hits = (engine.hits or 0) + 1000
-    await engine.reader.turn()
-    assert not engine.metrics.hits.alarm and b"actual_cached_tokens_total 64000.0" in engine.metrics.page()
-
-
-async def test_an_engine_is_asked_only_for_what_it_can_tell() -> None:
-    engine = Engine()
-    await engine.reader.turn()
-    await engine.reader.turn()
-    assert engine.asked == 1  # nothing was run since
-    engine.counted.ended(1000, 1200)
-    engine.there = False  # our connector tells by now, or the engine is gone
-    await engine.reader.turn()
-    assert engine.asked == 1 and engine.counted.wanted
-    engine.there, engine.hits = True, None  # no vLLM: it counts nothing
-    engine.counted.ended(1000, 1200)
-    await engine.reader.turn()
-    assert engine.asked == 2 and not engine.metrics.hits.snapshot()["requests"]

@@ -83,7 +83,7 @@ async def test_an_engine_with_our_connector_is_not_asked(tmp_path: Path, monkeyp
         monkeypatch.setattr("node.assembly.read_page", read_page)
         for node in pair.nodes:
             assert node.engine.ready and node.kv.connected
-            await node.gauges.turn()
+            await node.onlooker.turn()
     assert asked == []
 
 

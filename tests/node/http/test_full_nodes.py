@@ -17,6 +17,10 @@ from tests.node.fakes.cluster import Cluster
 from tests.node.fakes.engine import Gate
 from tests.node.http.asking import error_of, fill
 from tests.node.http.bodies import CHAT, chat
+from tests.waiting import PATIENCE_S
+
+#: Who is asked before a request waits: its target, and two bounces.
+TRIED = 3
 
 
 async def test_a_full_target_bounces_the_request_to_the_next(nodes: Cluster) -> None:
@@ -30,6 +34,31 @@ async def test_a_full_target_bounces_the_request_to_the_next(nodes: Cluster) -> 
     assert not c.fake.disconnects
     gate.open()
     assert (await held[0]).status == 200
+
+
+async def test_a_request_is_bounced_twice_and_then_waits_for_whoever_has_a_place(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five are full and nobody knows: three are asked, each says how it is, and the two others are left in peace."""
+    monkeypatch.setattr("node.relay.dispatch.RETRY_S", PATIENCE_S)
+    a = await nodes.add("a", models=["other"])
+    peers = [await nodes.add(name, max_running=1) for name in "bcdef"]
+    await nodes.agree()
+    gate, held = Gate(), []
+    for peer in peers:
+        peer.node.reporter.tick = lambda: None  # type: ignore[method-assign]
+        held += await fill(peer, gate)
+    waiting = asyncio.create_task(ask(a.port, "POST", CHAT, (), chat()))
+    await a.until(lambda: len(a.node.room) == 1)
+    assert a.node.metrics.retries.labels("busy")._value.get() == TRIED
+    assert sum(peer.node.admission.refused for peer in peers) == TRIED
+    told = [peer for peer in peers if a.node.registry.load(peer.name).active == 1]
+    assert [peer.node.admission.refused for peer in told] == [1] * TRIED
+    gate.open(6)
+    a.node.room.stir()
+    answer = await waiting
+    assert answer.status == 200 and answer.one("x-grapevine-queued-ms") is not None
+    assert [(await task).status for task in held] == [200] * 5
 
 
 async def test_a_busy_node_tells_its_fresh_load(nodes: Cluster) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import random
 import time
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +103,22 @@ def test_the_whole_is_bounded(pairs: list[tuple[str, int]]) -> None:
         index.learn(name, chunk)
         assert index.longest([chunk]).get(name) == 1
         index.validate()
+
+
+@pytest.mark.parametrize(("promised", "most"), [(False, 220), (True, 300)])
+def test_what_is_forgotten_leaves_no_memory_behind(promised: bool, most: int) -> None:
+    """Filled five times over its limit, by two hundred nodes: bytes a pair."""
+    pairs, rng = 1 << 14, random.Random(5)
+    tracemalloc.start()
+    try:
+        index = PeerPrefixes(max_pairs=pairs)
+        for number in range(5 * pairs):
+            index.learn(f"n{number % 200}", rng.getrandbits(64), promised=promised)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert pairs - 64 <= len(index) <= pairs
+    assert held / len(index) < most
 
 
 def test_when_full_the_largest_gives_way() -> None:
