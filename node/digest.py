@@ -8,7 +8,10 @@ Promises
    another prompt's, and never asked for by the engine), never others.
 3. A promised chunk is one of a prompt that the engine has and did not compute yet, or in blocks that cannot be given
    away: no blocks, and nothing to resolve.
-4. Bounded: chunks, and references to block hashes. The least recently used chunk goes first; within one prompt
+4. A KV cache larger than the pool holds what the pool dropped or never took. Such chunks stay, as promised ones, while
+   all chunks together are no more tokens than the engine's KV cache holds (`engine_holds`); what lost its blocks first
+   goes first. It is a guess: the engine tells nobody what it drops.
+5. Bounded: chunks, and references to block hashes. The least recently used chunk goes first; within one prompt
    the last one, so that a prefix shrinks from its end.
 
 How chunks and blocks meet. Chunks are cut by bytes and blocks by tokens; nobody tokenizes here. A prompt of B
@@ -75,6 +78,9 @@ class PrefixDigest:
         self._by_block: dict[bytes, set[int]] = {}
         #: Promised chunks, and by how many prompts each.
         self._promised: dict[int, int] = {}
+        #: Chunks that the engine alone holds, those that lost their blocks first in front; a dict for its order.
+        self._engine_only: dict[int, None] = {}
+        self._engine_tokens = 0
         self._references = 0
         self._tokens = 0
 
@@ -115,7 +121,7 @@ class PrefixDigest:
         added = []
         for name in reversed(chunks):
             known = self._chunks.get(name)
-            guessed = known is not None and known.run is None and name not in self._promised
+            guessed = known is not None and known.run is None and not self._without_blocks(name)
             if known is not None and guessed and known.tokens == tokens:
                 self._chunks.move_to_end(name)  # a long prompt that comes again: hundreds of them
             elif self._put(name, _Chunk(None, 0, 0, tokens)):
@@ -140,6 +146,7 @@ class PrefixDigest:
             elif name in self._promised:
                 self._chunks.move_to_end(name)
             else:
+                self._renew(name)
                 continue
             self._promised[name] = self._promised.get(name, 0) + 1
         withdrawn = self._shrink()
@@ -149,27 +156,49 @@ class PrefixDigest:
         )
         return changes, tuple(name for name in chunks if name in self._promised)
 
-    def unpromise(self, chunks: Iterable[int]) -> tuple[int, ...]:
-        """What was promised for one prompt and not computed is not to be expected from it any more.
+    def unpromise(self, chunks: Sequence[int], *, computed: bool = False) -> tuple[int, ...]:
+        """What was promised for one prompt, and is not in the pool, is not to be expected there any more.
 
-        Returns what is withdrawn: what no other prompt promises.
+        `computed`: the engine did compute it, and has it. Returns what is withdrawn: what no other prompt promises.
         """
-        withdrawn: list[int] = []
+        over: list[int] = []
         for name in chunks:
             others = self._promised.get(name, 0) - 1
             if others > 0:
                 self._promised[name] = others
             elif not others:
-                self._drop(name)
-                withdrawn.append(name)
-        return tuple(withdrawn)
+                over.append(name)
+        if computed and self._engine_tokens:
+            for name in reversed(over):  # so that a prefix shrinks from its end
+                del self._promised[name]
+                self._engine_only[name] = None
+            return self._shrink()
+        for name in over:
+            self._drop(name)
+        return tuple(over)
 
-    def evicted(self, block: bytes) -> tuple[int, ...]:
-        """A block is gone. Returns the chunks that are withdrawn for it."""
-        withdrawn = tuple(self._by_block.get(block, ()))
-        for chunk in withdrawn:
-            self._drop(chunk)
-        return withdrawn
+    def evicted(self, block: bytes) -> Changes:
+        """The pool dropped a block: the chunks that need it are withdrawn, or promised if the engine may have them."""
+        chunks = tuple(self._by_block.get(block, ()))
+        if not self._engine_tokens:
+            for name in chunks:
+                self._drop(name)
+            return Changes(withdrawn=chunks)
+        for name in chunks:
+            chunk = self._chunks[name]
+            self._release(name, chunk)
+            chunk.run, chunk.end, chunk.own = None, 0, 0
+            self._engine_only[name] = None
+        withdrawn = self._shrink()
+        return Changes(withdrawn=withdrawn, promised=tuple(name for name in chunks if name in self._engine_only))
+
+    def engine_holds(self, tokens: int) -> tuple[int, ...]:
+        """From now on the KV cache of an engine that reports blocks holds so many tokens; 0 = not known, nothing stays.
+
+        Returns the chunks that are withdrawn for it.
+        """
+        self._engine_tokens = tokens
+        return self._shrink()
 
     def limit(self, max_tokens: int) -> tuple[int, ...]:
         """From now on claim no more than so many tokens; 0 = no limit. Returns the chunks that are withdrawn for it."""
@@ -189,6 +218,7 @@ class PrefixDigest:
         self._chunks.clear()
         self._by_block.clear()
         self._promised.clear()
+        self._engine_only.clear()
         self._references = self._tokens = 0
         return withdrawn
 
@@ -232,7 +262,7 @@ class PrefixDigest:
         run = _Run(self._interned(blocks))
         added: list[int] = []
         for name, end, own, tokens in reversed(labels):
-            known = name in self._chunks and name not in self._promised
+            known = name in self._chunks and not self._without_blocks(name)
             if not known and 0 < own <= end <= len(blocks):
                 self._put(name, _Chunk(run, end, own, tokens))
                 added.append(name)
@@ -245,6 +275,9 @@ class PrefixDigest:
         assert self._tokens == sum(chunk.tokens for chunk in self._chunks.values())
         assert not self.max_tokens or self._tokens <= self.max_tokens
         assert all(count > 0 and self._chunks[name].run is None for name, count in self._promised.items())
+        assert all(self._chunks[name].run is None for name in self._engine_only)
+        assert not self._engine_only.keys() & self._promised.keys()
+        assert not self._engine_only or self._tokens <= self._engine_tokens
         depends: dict[bytes, set[int]] = {}
         runs: dict[int, _Run] = {}
         for name, chunk in self._chunks.items():
@@ -318,17 +351,27 @@ class PrefixDigest:
         """As `matched`, up to the first chunk that is only promised."""
         count = 0
         for chunk in chunks:
-            if chunk not in self._chunks or chunk in self._promised:
+            if chunk not in self._chunks or self._without_blocks(chunk):
                 break
             count += 1
         return count
+
+    def _without_blocks(self, name: int) -> bool:
+        return name in self._promised or name in self._engine_only
+
+    def _renew(self, name: int) -> None:
+        """A chunk that the engine alone holds is used again."""
+        if name in self._engine_only:
+            self._chunks.move_to_end(name)
+            del self._engine_only[name]
+            self._engine_only[name] = None
 
     def _own_blocks(self, chunk: _Chunk) -> tuple[bytes, ...]:
         return chunk.run.blocks[chunk.end - chunk.own : chunk.end] if chunk.run is not None else ()
 
     def _put(self, name: int, chunk: _Chunk) -> bool:
-        """Insert or replace, as most recently used. True when it was not there, or only promised."""
-        new = name not in self._chunks or name in self._promised
+        """Insert or replace, as most recently used. True when it was not there, or without blocks."""
+        new = name not in self._chunks or self._without_blocks(name)
         if name in self._chunks:
             self._drop(name)
         self._chunks[name] = chunk
@@ -344,7 +387,12 @@ class PrefixDigest:
     def _drop(self, name: int) -> None:
         chunk = self._chunks.pop(name)
         self._promised.pop(name, None)
+        self._engine_only.pop(name, None)
         self._tokens -= chunk.tokens
+        self._release(name, chunk)
+
+    def _release(self, name: int, chunk: _Chunk) -> None:
+        """The chunk needs its blocks no more."""
         for block in self._own_blocks(chunk):
             holders = self._by_block.get(block)
             if holders is not None:
@@ -366,6 +414,10 @@ class PrefixDigest:
 
     def _shrink(self) -> tuple[int, ...]:
         withdrawn: list[int] = []
+        while self._engine_only and self._tokens > self._engine_tokens:
+            oldest = next(iter(self._engine_only))
+            self._drop(oldest)
+            withdrawn.append(oldest)
         while self._chunks and (
             len(self._chunks) > self.max_chunks
             or self._references > self.max_references

@@ -33,6 +33,8 @@ class Flight:
     prompt_tokens: int = 0
     #: Blocks that the engine filled and the digest does not claim yet: the pool had not heard of all of them.
     unconfirmed: tuple[bytes, ...] = ()
+    #: The engine has computed the whole prompt.
+    computed: bool = False
     #: Chunks that the digest promises for this request, and perhaps for others too.
     promised: tuple[int, ...] = ()
 

@@ -4,7 +4,8 @@ Rules
 1. Every report of the engine feeds the load meter and the prefix digest; a report about a request that is not
    known here changes nothing.
 2. The digest says what can be had here. It grows with blocks that the engine filled, and shrinks when the pool
-   evicts one. Without a connector in the engine it is a guess: the prompts that it was given last, as many as fit into
+   evicts one; where the engine's KV cache is larger than the pool it says also, without blocks, what that may hold
+   beyond it. Without a connector in the engine it is a guess: the prompts that it was given last, as many as fit into
    its KV cache.
 3. A pull ends within its deadline, which is about what computing the same tokens would take (`kv_pulls`); its result
    only changes how fast the answer comes. It runs beside the request's wait in the engine's queue (`node.kv_pulling`).
@@ -93,6 +94,7 @@ class KvSide:
         self.counted = CountedHits()
         self.hello: link.Hello | None = None
         self._scheduler = self._holds = False
+        self._kv_tokens = 0
         self._flights = Flights()
         self._late = Late()
         #: Prompt tokens that the engine found cached, by request, until its answer is over: it may be reported finished
@@ -301,6 +303,7 @@ class KvSide:
             self._scheduler, self._holds = hello.supported, hello.holds
             if self._scheduler:
                 self.digest.limit(0)  # the pool says what it drops
+                self.digest.engine_holds(self._kv_tokens)
             self._unpromise()
         elif hello.rank == 0:
             if self.hello is None or self.hello.fingerprint != hello.fingerprint:
@@ -346,6 +349,7 @@ class KvSide:
             # the engine goes. So who comes with the same beginning is sent here, and nobody pulls.
             flight.promised = ()
         flight.unconfirmed = event.hashes
+        flight.computed = self._covers(event.tokens, flight.prompt_tokens)
         self._confirm(flight)
 
     def _on_finished(self, event: link.Finished, now: float) -> None:
@@ -354,6 +358,10 @@ class KvSide:
             self._confirm(flight)
             self.digest.unpromise(flight)
             self._late.add(flight, now)
+
+    def _covers(self, filled: int, prompt: int) -> bool:
+        """Whether the full blocks of a prompt are computed, when so many of its tokens are."""
+        return self.hello is not None and filled > prompt - self.hello.block_size
 
     def _confirm(self, flight: Flight) -> None:
         if self.hello is not None:
@@ -366,7 +374,9 @@ class KvSide:
 
     def engine_ready(self, kv_tokens: int) -> None:
         """The engine takes requests; its KV cache holds so many tokens, 0 = it does not say."""
+        self._kv_tokens = kv_tokens
         self.digest.limit(0 if self._scheduler else kv_tokens)
+        self.digest.engine_holds(kv_tokens if self._scheduler else 0)
 
     def engine_lost(self) -> None:
         """The engine went down: its requests are gone, and so is a cache that only it held."""

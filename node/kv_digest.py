@@ -73,12 +73,15 @@ class SharedDigest:
         self._publish(changes)
 
     def unpromise(self, flight: Flight) -> None:
-        """The engine is done with a request: what it has not filled by now does not come. Idempotent."""
+        """The engine is done with a request: what it has not filled by now does not come. Idempotent.
+
+        What it computed and the pool never took it has still, perhaps.
+        """
         if not flight.promised:
             return
         promised, flight.promised = flight.promised, ()
         with self._lock:
-            withdrawn = self._digest.unpromise(promised)
+            withdrawn = self._digest.unpromise(promised, computed=flight.computed)
         self._publish(Changes(withdrawn=withdrawn))
 
     def confirm(self, flight: Flight, block_size: int) -> None:
@@ -115,6 +118,12 @@ class SharedDigest:
         """Claim no more than so many tokens; 0 = no limit."""
         with self._lock:
             withdrawn = self._digest.limit(max_tokens)
+        self._publish(Changes(withdrawn=withdrawn))
+
+    def engine_holds(self, tokens: int) -> None:
+        """The KV cache of an engine that reports its blocks holds so many tokens; 0 = it does not say."""
+        with self._lock:
+            withdrawn = self._digest.engine_holds(tokens)
         self._publish(Changes(withdrawn=withdrawn))
 
     def lost(self) -> None:
@@ -169,11 +178,16 @@ class SharedDigest:
         self._scheduled = False
         full = len(self._evictions) == MAX_EVICTIONS
         withdrawn: list[int] = []
+        promised: dict[int, None] = {}
         with self._lock:
             if full:
                 self._evictions.clear()
                 self._evictions.append(None)
             while self._evictions:
                 block = self._evictions.popleft()
-                withdrawn += self._digest.clear() if block is None else self._digest.evicted(block)
-        self._publish(Changes(withdrawn=tuple(withdrawn)))
+                changes = Changes(withdrawn=self._digest.clear()) if block is None else self._digest.evicted(block)
+                withdrawn += changes.withdrawn
+                promised |= dict.fromkeys(changes.promised)
+                for chunk in changes.withdrawn:
+                    promised.pop(chunk, None)
+        self._publish(Changes(withdrawn=tuple(withdrawn), promised=tuple(promised)))

@@ -14,6 +14,7 @@ from node.addresses import join_address
 from node.assembly import Node
 from node.chunks import CHUNK_BYTES
 from node.emulator import EngineConfig, Timing
+from node.emulator.serve.link import BLOCK_BYTES
 from node.emulator.serve.server import EmulatedServer, ServeOptions
 from node.settings import make_settings
 from tests.node.fakes.client import RawAnswer, ask
@@ -29,6 +30,7 @@ CONFIG = EngineConfig(
     step_tokens=512,
     max_model_len=4096,
 )
+POOL_GIB = 0.01
 PROMPT = "Everything was in confusion in the house; the wife had found out. " * 60
 CHUNKS = len(PROMPT) // CHUNK_BYTES
 
@@ -48,8 +50,8 @@ class Pair:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def send(self, entry: int, *headers: tuple[str, str]) -> tuple[RawAnswer, str]:
-        body = json.dumps({"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "ignore_eos": True}).encode()
+    async def send(self, entry: int, *headers: tuple[str, str], prompt: str = PROMPT) -> tuple[RawAnswer, str]:
+        body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 24, "ignore_eos": True}).encode()
         answer = await ask(self.nodes[entry].http_port, "POST", "/v1/completions", list(headers), body)
         assert answer.status == 200, answer.body
         return answer, json.loads(answer.body)["choices"][0]["text"]
@@ -66,19 +68,21 @@ async def two_nodes(
     *,
     config: EngineConfig = CONFIG,
     linked: bool = True,
+    block_bytes: int = BLOCK_BYTES,
 ) -> AsyncIterator[Pair]:
     """Started and agreed.
 
-    ``more``: further arguments of a node by its name. ``linked``: the engines have a connector.
+    ``more``: further arguments of a node by its name. ``linked``: the engines have a connector. The pools have
+    ``POOL_GIB``, for blocks of ``block_bytes``.
     """
     async with AsyncExitStack() as stack:
         nodes: list[Node] = []
         servers: list[EmulatedServer] = []
         for name in ("ann", "bob"):
             given = {"name": name, "port": 0, "gossip_port": 0, "kv_port": 0, "mdns": False, "stop_grace_s": 0.2}
-            folders = {"state_dir": tmp_path / "state", "run_dir": tmp_path / "run", "kv_pool_gib": 0.01}
+            folders = {"state_dir": tmp_path / "state", "run_dir": tmp_path / "run", "kv_pool_gib": POOL_GIB}
             link = make_settings(**given, **folders).link_socket  # type: ignore[arg-type]
-            options = ServeOptions(models=(MODEL,), link=link if linked else None)
+            options = ServeOptions(models=(MODEL,), link=link if linked else None, block_bytes=block_bytes)
             servers.append(await stack.enter_async_context(EmulatedServer(config, options)))
             seeds = tuple(join_address(*node.gossip.address) for node in nodes[:1])
             url = f"http://127.0.0.1:{servers[-1].port}"

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from node.assembly import Node
-from tests.node.emulator.pair import CHUNKS, CONFIG, MODEL, PROMPT, Pair, at, two_nodes
+from node.chunks import CHUNK_BYTES
+from node.settings import GIB
+from tests.node.emulator.pair import CHUNKS, CONFIG, MODEL, POOL_GIB, PROMPT, Pair, at, two_nodes
 from tests.node.fakes.client import ask, connect
 from tests.waiting import PATIENCE_S
+
+#: Blocks that a small pool holds: of 67 that a prompt fills.
+SLOTS = 90
 
 
 @pytest.fixture
@@ -43,6 +48,23 @@ async def test_the_second_request_is_routed_to_the_holder_and_hits(pair: Pair) -
     assert answer.one("x-grapevine-target") == "bob"
     assert (answer.one("x-grapevine-reason") or "").startswith("prefix")
     assert pair.servers[1].engine.counts.hit > 500
+
+
+async def test_a_prompt_that_the_pool_dropped_and_the_engine_still_has_is_routed_to_it(tmp_path: Path) -> None:
+    """A KV cache is often larger than the pool: what the pool dropped is no reason to compute it again elsewhere."""
+    other = PROMPT.replace("house", "garden")
+    async with two_nodes(tmp_path, block_bytes=int(POOL_GIB * GIB) // SLOTS) as pair:
+        ann, bob = pair.nodes
+        for prompt in (PROMPT, other):
+            await pair.send(0, *at("bob"), prompt=prompt)
+        await pair.until(lambda: ann.registry.roster.prefixes.count("bob") == CHUNKS + len(other) // CHUNK_BYTES)
+        assert bob.kv.pool is not None
+        stats = bob.kv.pool.stats()
+        assert stats.slots <= SLOTS and stats.evictions, "the pool has no room for both"
+        before = pair.servers[1].engine.counts.hit
+        answer, _ = await pair.send(0, ("x-grapevine-no-pull", "1"))
+        assert answer.one("x-grapevine-target") == "bob"
+        assert pair.servers[1].engine.counts.hit - before > 500
 
 
 async def test_a_stream_that_moves_takes_its_kv_along(pair: Pair) -> None:

@@ -69,7 +69,7 @@ def test_blocks_larger_than_chunks_cover_several() -> None:
     digest.validate()
     assert digest.chunks() and digest.matched(chunks) == 2
     assert digest.resolve(chunks[:1]) == tuple(blocks[:1])
-    assert set(digest.evicted(blocks[0])) == {chunks[0]}
+    assert digest.evicted(blocks[0]) == Changes(withdrawn=(chunks[0],))
 
 
 def test_blocks_of_the_output_are_not_the_prompts() -> None:
@@ -83,11 +83,11 @@ def test_an_evicted_block_withdraws_its_chunk_and_hides_what_lies_behind() -> No
     digest = PrefixDigest()
     chunks, blocks = prompt("abcd", 4, 32)
     confirm(digest, chunks, blocks)
-    assert digest.evicted(blocks[20]) == (chunks[2],)
+    assert digest.evicted(blocks[20]) == Changes(withdrawn=(chunks[2],))
     digest.validate()
     assert digest.resolve(chunks) == tuple(blocks[:16])
-    assert digest.evicted(blocks[20]) == ()
-    assert digest.evicted(block("unknown")) == ()
+    assert digest.evicted(blocks[20]) == Changes()
+    assert digest.evicted(block("unknown")) == Changes()
     assert confirm(digest, chunks[:3], blocks[:24]).added == (chunks[2],)
     assert digest.resolve(chunks) == tuple(blocks)  # the last chunk's own blocks were never gone
 
@@ -236,6 +236,56 @@ def test_promises_are_bounded_like_everything_else() -> None:
     assert changes.promised == ours == (10, 11, 12, 13)
 
 
+def wide(tokens: int) -> PrefixDigest:
+    """The digest of an engine whose KV cache holds so many tokens."""
+    digest = PrefixDigest()
+    digest.engine_holds(tokens)
+    return digest
+
+
+def test_what_the_pool_drops_the_engine_has_still_while_its_cache_is_larger() -> None:
+    digest = wide(5 * 128)
+    chunks, blocks = prompt("abcd", 4, 32)
+    confirm(digest, chunks, blocks)
+    assert digest.evicted(blocks[20]) == Changes(promised=(chunks[2],))
+    digest.validate()
+    assert digest.matched(chunks) == 4 and digest.resolve(chunks) == tuple(blocks[:16])
+    assert digest.evicted(blocks[31]) == Changes(promised=(chunks[3],))
+    others, theirs = prompt("xy", 2, 16)
+    assert confirm(digest, others, theirs) == Changes(tuple(others), (chunks[2],)), "six chunks, room for five"
+    digest.validate()
+    assert confirm(digest, chunks[:3], blocks[:24]) == Changes((chunks[2],), (chunks[3],)), "what has blocks goes first"
+    assert digest.lost() == () and digest.resolve(chunks) == tuple(blocks[:24])
+
+
+def test_what_the_engine_alone_has_goes_in_the_order_in_which_it_lost_its_blocks_or_was_used() -> None:
+    digest = wide(3 * 128)
+    for path in "abc":
+        chunks, blocks = prompt(path, 1, 8)
+        confirm(digest, chunks, blocks)
+        digest.evicted(blocks[0])
+    first, second, third = (prompt(path, 1, 8)[0] for path in "abc")
+    assert promised(digest, first) == (Changes(), ()), "it is known: nobody waits for it"
+    assert confirm(digest, *prompt("d", 1, 8)).withdrawn == tuple(second)
+    assert digest.matched(first) == digest.matched(third) == 1
+    assert set(digest.lost()) == {*first, *third}
+    digest.validate()
+
+
+def test_a_computed_prompt_that_the_pool_never_took_stays_until_the_engine_goes() -> None:
+    digest = wide(3 * 128)
+    chunks, _ = prompt("abcd", 4, 32)
+    _, ours = promised(digest, chunks)
+    assert digest.unpromise(ours, computed=True) == (chunks[3],), "four chunks, room for three: it shrinks from its end"
+    digest.validate()
+    assert digest.matched(chunks) == 3 and digest.resolve(chunks) == ()
+    assert digest.adopt([b"a"], [(chunks[0], 1, 1, 128)]) == Changes((chunks[0],)), "a peer's blocks make it whole"
+    assert digest.engine_holds(0) == (chunks[2], chunks[1])
+    _, ours = promised(digest, chunks)
+    assert digest.unpromise(ours, computed=True) == tuple(chunks[1:]), "nothing is known of this engine's cache"
+    digest.validate()
+
+
 PATHS = st.text(alphabet="ab", min_size=1, max_size=7)
 
 
@@ -245,15 +295,17 @@ PATHS = st.text(alphabet="ab", min_size=1, max_size=7)
         st.tuples(st.just("confirm"), PATHS, st.integers(0, 60))
         | st.tuples(st.just("evict"), PATHS, st.integers(0, 7))
         | st.tuples(st.just("resolve"), PATHS, st.just(0))
-        | st.tuples(st.sampled_from(["promise", "unpromise"]), PATHS, st.just(0)),
+        | st.tuples(st.sampled_from(["promise", "unpromise", "compute"]), PATHS, st.just(0)),
         max_size=25,
     ),
     st.sampled_from([4, 30]),
+    st.sampled_from([0, 3 * 128, 12 * 128]),
 )
 def test_whatever_happens_blocks_are_those_of_the_text_and_present(
-    steps: list[tuple[str, str, int]], size: int
+    steps: list[tuple[str, str, int]], size: int, cache: int
 ) -> None:
     digest = PrefixDigest(max_chunks=size, max_references=200)
+    digest.engine_holds(cache)
     present: set[bytes] = set()
     published: set[int] = set()
     promises: list[tuple[int, ...]] = []
@@ -274,10 +326,14 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             published -= set(changes.withdrawn)
         elif action == "unpromise":
             published -= set(digest.unpromise(promises.pop() if promises else ()))
+        elif action == "compute":
+            published -= set(digest.unpromise(promises.pop() if promises else (), computed=True))
         elif action == "evict":
             gone = blocks[min(number, len(blocks) - 1)]
             present.discard(gone)
-            published -= set(digest.evicted(gone))
+            changes = digest.evicted(gone)
+            assert not changes.added and set(changes.promised) <= published - set(changes.withdrawn)
+            published -= set(changes.withdrawn)
         else:
             found = digest.resolve(chunks)
             # A few too many at the end may be another prompt's that begins with this text.
@@ -285,6 +341,6 @@ def test_whatever_happens_blocks_are_those_of_the_text_and_present(
             assert all(extra.startswith(path.encode()) for extra in found[len(blocks) :])
             while promises:
                 published -= set(digest.unpromise(promises.pop()))
-            assert len(found) >= math.floor(digest.matched(chunks) * 8)
+            assert cache or len(found) >= math.floor(digest.matched(chunks) * 8)
         digest.validate()
         assert published == set(digest.chunks())
