@@ -146,7 +146,11 @@ class Settings:
         "Processes that serve HTTP. More than one where relaying requests and streams keeps a core busy; state, "
         "decisions and limits stay in one.",
     )
-    max_running: int = key(256, "Requests that run on this node's engine at once.")
+    max_running: int = key(
+        256,
+        "Requests that run on this node's engine at once. One whose KV blocks are on their way counts only when they "
+        "are there, so that there may be more for a while, twice as many at most.",
+    )
     max_queue: int = key(1024, "Requests that wait on this node.")
     max_body_mib: int = key(64, "Largest request body, MiB.")
     api_key: tuple[str, ...] = key((), "Key that clients must send; may be repeated. Default: none.", secret=True)
