@@ -19,6 +19,7 @@ from localcluster import LocalCluster
 
 from soak_run.load import Load
 from soak_run.samples import Sample, look, processes, shared_files
+from soak_run.summary import summary
 from soak_run.verdict import NOTHING_AT_THE_END, faults, thirds
 
 NAMES = ("north", "east", "south")
@@ -66,6 +67,8 @@ def main() -> int:
         report = asyncio.run(_soak(Path(workdir), options.minutes * 60, options.seed, options.engines))
     if options.json:
         print(json.dumps(report))
+    for line in summary(report):
+        _say(line)
     for line in report["faults"]:
         _say(f"FAULT: {line}")
     _say("ok" if not report["faults"] else "not ok")
