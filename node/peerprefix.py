@@ -7,8 +7,8 @@ Promises
    the node itself, then those of the node that has most.
 3. What is lost only costs speed: a prefix that is not known to be held is computed again.
 4. A chunk may be promised: its node's engine has the prompt and has not computed it yet, or has it in its own cache
-   alone. Whoever goes there finds it, so it counts as held; who wants to take it from there (`given`) would not. What is held may lie
-   behind what is promised, where a chunk in between was lost and comes again.
+   alone. Whoever goes there finds it, so it counts as held; who wants to take it from there (`given`) would not. What
+   is held may lie behind what is promised, where a chunk in between was lost and comes again.
 """
 
 from __future__ import annotations
