@@ -29,7 +29,8 @@ SECRET = b"the key of the bench"
 LABEL = "bench"
 #: What a puller asks the minimal program for: bytes of a message, messages, whether each comes from other memory.
 ASK = struct.Struct("!QQ?")
-LEAST_POOL = 160 << 20
+#: A quarter of what a node has unless told otherwise: of a small pool a peer may pin little at a time.
+LEAST_POOL = 512 << 20
 NO_DIGEST = bytes(DIGEST_BYTES)
 #: How often the event loop is looked at, seconds.
 TICK_S = 0.001
