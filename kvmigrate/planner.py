@@ -128,11 +128,14 @@ class PeerRates:
 
 
 class RateBook:
-    """Learnt averages: for each peer (the ones used last, bounded) network rate and lookup time; our memory rate."""
+    """Learnt averages: for each peer (the ones used last, bounded) network rate and lookup time; our memory rate.
+
+    `copy_bytes_s` is how fast the engine, all its ranks together, copies out of the pool; 0 = never measured.
+    """
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, PeerRates] = OrderedDict()
-        self.memory_bytes_s = PRIOR_MEMORY_BYTES_S
+        self.copy_bytes_s = 0.0
 
     def peer(self, name: str) -> PeerRates:
         """Return a peer's rates, priors when nothing is known."""
@@ -151,9 +154,9 @@ class RateBook:
             self._peers.popitem(last=False)
 
     def loaded(self, nbytes: int, seconds: float) -> None:
-        """Learn from the engine's copy out of the pool."""
+        """Learn from the engine's copy out of the pool: `nbytes` of all ranks, which copy at the same time."""
         if nbytes >= MIN_RATE_BYTES and seconds > 0:
-            self.memory_bytes_s = _mix(self.memory_bytes_s, nbytes / seconds, 1)
+            self.copy_bytes_s = _mix(self.copy_bytes_s, nbytes / seconds, int(self.copy_bytes_s > 0))
 
     def network(self) -> dict[str, float]:
         """Measured bytes per second by peer, the one pulled from last first; what the latency vector carries."""
@@ -178,7 +181,7 @@ class RateBook:
         return Costs(
             bytes_per_token=bytes_per_token,
             net_bytes_s=rates.net_bytes_s,
-            memory_bytes_s=self.memory_bytes_s,
+            memory_bytes_s=self.copy_bytes_s or PRIOR_MEMORY_BYTES_S,
             prefill_tokens_s=prefill_tokens_s,
             fixed_s=queue_s + rates.lookup_s + rtt_s + step_s,
         )

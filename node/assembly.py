@@ -160,6 +160,7 @@ class Node:
         self.reporter.connect(
             self.registry,
             rates=self.kv.rates.network,
+            copy_rate=lambda: self.kv.rates.copy_bytes_s,
             engine_ready=self.kv.engine_ready,
             engine_lost=self.kv.engine_lost,
         )

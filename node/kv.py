@@ -292,7 +292,8 @@ class KvSide:
             case link.Load():
                 self._meter.engine_load(now, event.running, event.waiting, event.kv_use)
             case link.Loaded():
-                self.rates.loaded(event.bytes, event.seconds)
+                ranks = self.hello.ranks if self.hello is not None else 1  # each tells of its own part
+                self.rates.loaded(event.bytes * ranks, event.seconds)
             case link.Corrupt():
                 self._metrics.corrupt.inc(len(event.slots))
             case _:

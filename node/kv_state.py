@@ -36,4 +36,5 @@ def snapshot(kv: KvSide) -> dict[str, object]:
         "peers": kv.peers.snapshot(),
         "corrupt": stats.corrupt + pulled.corrupt,
         "rates_bytes_s": kv.rates.network(),
+        "copy_bytes_s": round(kv.rates.copy_bytes_s),
     }

@@ -77,6 +77,8 @@ class LoadVector:
     #: Latency vector: round trip to each peer in milliseconds, and bytes per second of KV pulled from it.
     rtts: Mapping[str, float] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
+    #: Bytes per second at which the engine copies KV out of the pool into its own cache.
+    copy_rate: float = 0.0
 
     @property
     def active(self) -> int:
@@ -109,7 +111,9 @@ class LoadVector:
         for key, attribute in _COUNTS.items():
             values[key] = int(getattr(self, attribute))
         for key, (attribute, high) in _REALS.items():
-            values[key] = min(high, float(getattr(self, attribute)))
+            value = min(high, float(getattr(self, attribute)))
+            if value or key in _TOLD_AT_ZERO:
+                values[key] = value
         if self.prefill.measured:
             values["pt"] = [self.prefill.fixed_ms, self.prefill.token_ms, self.prefill.pair_ms]
         return values
@@ -133,7 +137,10 @@ _REALS = {
     "i9": ("itl_p95_ms", MAX_MS),
     "e5": ("e2e_p50_ms", MAX_MS),
     "e9": ("e2e_p95_ms", MAX_MS),
+    "cr": ("copy_rate", MAX_RATE),
 }
+#: Where a row does not say it, it is of an older version, which means something else than 0.
+_TOLD_AT_ZERO = ("qm", "sa")
 
 
 def _fitting(items: Iterable[tuple[str, float]], room: int) -> tuple[dict[str, float], int]:
@@ -178,6 +185,7 @@ def decode(data: bytes) -> LoadVector:
         e2e_p95_ms=reals["e2e_p95_ms"],
         rtts=_peer_numbers(fields, "r", MAX_MS),
         rates=_peer_numbers(fields, "b", MAX_RATE),
+        copy_rate=reals["copy_rate"],
     )
 
 

@@ -301,11 +301,12 @@ class LoadMeter:
         draining: bool,
         rtts: dict[str, float] | None = None,
         rates: dict[str, float] | None = None,
+        copy_rate: float = 0.0,
     ) -> LoadVector:
         """The load vector as of `now`. What was never measured is 0."""
         self._forget(now)
         self._measure(now)
-        return self.glance(now, ready=ready, draining=draining, rtts=rtts, rates=rates)
+        return self.glance(now, ready=ready, draining=draining, rtts=rtts, rates=rates, copy_rate=copy_rate)
 
     def glance(
         self,
@@ -315,6 +316,7 @@ class LoadMeter:
         draining: bool,
         rtts: dict[str, float] | None = None,
         rates: dict[str, float] | None = None,
+        copy_rate: float = 0.0,
     ) -> LoadVector:
         """The same for this node's own decisions: what it learnt may be `GLANCE_S` old, what it has is as of `now`."""
         self._renew(now)
@@ -336,6 +338,7 @@ class LoadMeter:
             *self._measured,
             rtts or {},
             rates or {},
+            copy_rate,
         )
 
     def speeds(self, now: float) -> LoadVector:

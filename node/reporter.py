@@ -64,12 +64,14 @@ class Reporter:
         registry: Registry,
         *,
         rates: Callable[[], dict[str, float]],
+        copy_rate: Callable[[], float],
         engine_ready: Callable[[int], None],
         engine_lost: Callable[[], None],
     ) -> None:
         """Give what is made after this object. `engine_ready` hears how many tokens the engine's KV cache holds."""
         self._registry = registry
         self._rates = rates
+        self._copy_rate = copy_rate
         self._engine_ready = engine_ready
         self._engine_lost = engine_lost
 
@@ -92,6 +94,7 @@ class Reporter:
             draining=self._admission.draining,
             rtts=self._rtts,
             rates=self._rates(),
+            copy_rate=self._copy_rate(),
         )
 
     def glance(self) -> LoadVector:
@@ -102,6 +105,7 @@ class Reporter:
             draining=self._admission.draining,
             rtts=self._rtts,
             rates=self._rates(),
+            copy_rate=self._copy_rate(),
         )
 
     def tick(self) -> None:

@@ -44,6 +44,8 @@ def _summary(name: str, section: Mapping[str, Any], console: Console) -> None:
             f"prompt tokens {prompt}: {_share(tokens.get('engine'), prompt)} found in the engine's cache, "
             f"{_share(tokens.get('pool'), prompt)} in the pool, the rest computed"
         )
+    if section.get("copy_bytes_s"):
+        console.print(f"the engine copies blocks out of the pool at {section['copy_bytes_s'] / _GB:.2f} GB/s")
     pulls = section.get("pulls") or {}
     if pulls.get("shared") or pulls.get("taken_over"):
         console.print(

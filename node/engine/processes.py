@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.engine import guard
+from node.engine import guard, shared_memory
 from node.engine.log import LineSplitter
 
 MARKER = "GRAPEVINE_ENGINE_OF"
@@ -31,6 +32,7 @@ LEFTOVER_GRACE_S = 2.0
 #: Longest time a sweep goes on, seconds: a process in an uninterruptible wait cannot be killed by anybody.
 SWEEP_TIMEOUT_S = 10.0
 _SWEEP_PAUSE_S = 0.02
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class EngineProcess:
         self._control = control
         self._marker = marker
         self._kin: set[Kin] = set()
+        self._memory: set[bytes] = set()
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[int] = self._loop.create_future()
         threading.Thread(target=self._await_exit, name=f"engine-{process.pid}", daemon=True).start()
@@ -76,8 +79,9 @@ class EngineProcess:
         self._process.kill()
 
     def record(self) -> None:
-        """Note who belongs to the engine now, for the case that the guard is killed."""
+        """Note who belongs to the engine now, for the case that the guard is killed, and what memory they share."""
         self._kin |= {kin for pid in guard.descendants(self.pid) if (kin := kin_of(pid))}
+        self._memory |= shared_memory.mapped_by(kin.pid for kin in self._kin)
 
     async def pump(self, on_line: Callable[[str], None]) -> None:
         """Hand every line of output to `on_line` until the last process that can write has ended."""
@@ -102,6 +106,8 @@ class EngineProcess:
             os.close(self._control)
             self._control = -1  # the number may name another file now
         await asyncio.to_thread(sweep, self._marker, self._kin)
+        if await asyncio.to_thread(shared_memory.remove, self._memory):
+            _log.info("took away shared memory that the engine had left")
         return status
 
     def _await_exit(self) -> None:

@@ -67,6 +67,7 @@ def best_pull(
         return NO_PULL
     best, saved, token_bytes = NO_PULL, 0.0, info.kv_token_bytes
     fixed, token, pair = prefill
+    memory = candidate.load.copy_rate or pull.memory
     least_ms = pull.lookup_ms + pull.step_ms
     ways: dict[str, Way] | None = None
     for source in holders:
@@ -88,7 +89,7 @@ def best_pull(
         if way is None or (forced is None and way.worse(ways.values())):
             continue
         nbytes = extra * token_bytes
-        rest_ms = pull.lookup_ms + way.rtt_ms + nbytes / pull.memory * 1000 + pull.step_ms
+        rest_ms = pull.lookup_ms + way.rtt_ms + nbytes / memory * 1000 + pull.step_ms
         net_ms, helping = nbytes / way.net * 1000, NO_PULL.helpers
         if len(ways) > 1 and net_ms > begin_ms:
             # Not shorter than this, with everybody's help: mostly it is seen here that it cannot matter.

@@ -32,11 +32,11 @@ def explored(
         if theirs is None or theirs.fingerprint != info.fingerprint or not source.exchanges_kv_with(target):
             continue
         rtt = target.load.rtts.get(source.name) or (source.hop_ms if target.is_self else target.hop_ms)
-        net = pull.guess(question.typical.net, rtt)
+        net, copy_rate = pull.guess(question.typical.net, rtt), target.load.copy_rate
         recompute_ms = prefill.ms(held, extra) - prefill.fixed_ms
-        tokens = pull.explored(extra, info.kv_token_bytes, rtt, net, recompute_ms)
+        tokens = pull.explored(extra, info.kv_token_bytes, rtt, net, copy_rate, recompute_ms)
         if tokens:
-            pull_ms = pull.pull_ms(tokens, info.kv_token_bytes, rtt, net)
+            pull_ms = pull.pull_ms(tokens, info.kv_token_bytes, rtt, net, copy_rate)
             return _pulling(cost, source.name, tokens, pull_ms, question)
     return None
 

@@ -107,7 +107,18 @@ def test_averages_follow_a_change_within_a_few_pulls() -> None:
         book.pulled("p", int(rate), 1.0, 0.0)
         book.loaded(int(rate), 1.0)
     assert book.peer("p").net_bytes_s == pytest.approx(2e8, rel=0.5)
-    assert book.memory_bytes_s == pytest.approx(2e8, rel=0.5)
+    assert book.copy_bytes_s == pytest.approx(2e8, rel=0.5)
+
+
+def test_the_copy_rate_is_a_measurement_or_none_and_the_first_one_counts_fully() -> None:
+    book = RateBook()
+    costs = book.costs("p", bytes_per_token=4e9, prefill_tokens_s=1)
+    assert book.copy_bytes_s == 0 and costs.memory_bytes_s == planner.PRIOR_MEMORY_BYTES_S
+    book.loaded(planner.MIN_RATE_BYTES - 1, 1.0)
+    assert book.copy_bytes_s == 0
+    book.loaded(planner.MIN_RATE_BYTES, 0.5)
+    assert book.copy_bytes_s == 2 * planner.MIN_RATE_BYTES
+    assert book.costs("p", bytes_per_token=1, prefill_tokens_s=1).memory_bytes_s == book.copy_bytes_s
 
 
 def test_the_book_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

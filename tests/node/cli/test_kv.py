@@ -18,6 +18,7 @@ KV = {
     "fingerprint": {"block_size": 16, "isa": "amx"},
     "unlike": {"b": "another fingerprint of m", "c": "another fingerprint of m"},
     "corrupt": 0,
+    "copy_bytes_s": 3_400_000_000,
     "tokens": {"prompt": 1000, "engine": 250, "pool": 500},
     "top": [{"prefix": "00ff00ff00ff00ff", "blocks": 7, "chunks": 3, "uses": 12}],
     "peers": {
@@ -44,6 +45,7 @@ def test_pool_transfers_prefixes_and_differences_are_shown(
     for words in (
         "pool 0.50 of 2.00 GB, 160 blocks (40 used again), 3 evicted (1 of them came back)",
         "25 % found in the engine's cache, 50 % in the pool",
+        "the engine copies blocks out of the pool at 3.40 GB/s",
         "40 blocks, 75 % were here",
         "blocks travel over TLS",
         "00ff00ff00ff00ff",

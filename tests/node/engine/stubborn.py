@@ -1,13 +1,16 @@
 """Stands for an engine whose processes do not want to end. Prints `pid KIND NUMBER` for each and then `up`.
 
 Usage: stubborn.py KIND...   KINDs: ignores (ignores SIGTERM), orphan (double fork, own session, ignores SIGTERM),
-bare (as orphan, with an empty environment), storm (forks a successor and exits, again and again).
+bare (as orphan, with an empty environment), storm (forks a successor and exits, again and again),
+memory (leaves shared memory behind, of the name in STUBBORN_MEMORY).
 The first process ends at SIGTERM, unless `main-ignores` is given.
 """
 
+import mmap
 import os
 import signal
 import sys
+from pathlib import Path
 
 
 def ignore() -> None:
@@ -53,6 +56,7 @@ IGNORING = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile 
 WORK = {"orphan": wait_for_ever, "bare": bare, "storm": storm}
 
 if __name__ == "__main__":
+    held = []
     told("main", os.getpid())
     for kind in sys.argv[1:]:
         if kind == "ignores":
@@ -61,6 +65,10 @@ if __name__ == "__main__":
                 ignore()
                 wait_for_ever()
             told(kind, child)
+        elif kind == "memory":
+            with Path(os.environ["STUBBORN_MEMORY"]).open("xb+") as file:
+                file.truncate(4096)
+                held.append(mmap.mmap(file.fileno(), 4096))
         elif kind in WORK:
             orphan(kind, WORK[kind])
     if "main-ignores" in sys.argv:

@@ -1,6 +1,7 @@
 """No engine process outlives its node, with real processes that resist."""
 
 import asyncio
+import mmap
 import os
 import signal
 import subprocess
@@ -224,6 +225,36 @@ async def test_when_the_guard_is_killed_the_node_ends_the_rest(marker: str) -> N
         os.kill(engine.process.pid, signal.SIGKILL)
         assert await asyncio.wait_for(engine.process.wait(), 60) == -signal.SIGKILL
         await gone(fds)
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_memory_that_a_killed_engine_shared_is_taken_away_when_nobody_uses_it(
+    marker: str, monkeypatch: pytest.MonkeyPatch, *, used: bool
+) -> None:
+    memory = Path("/dev/shm", f"psm_{marker}")
+    monkeypatch.setenv("STUBBORN_MEMORY", str(memory))
+    async with tree(marker, "memory") as engine:
+        engine.process.record()
+        ours = await asyncio.to_thread(mapped, memory) if used else None
+        engine.process.kill()
+        await asyncio.wait_for(engine.process.wait(), 60)
+        assert await asyncio.to_thread(memory.exists) == used
+    if ours is not None:
+        ours.close()
+        await asyncio.to_thread(memory.unlink)
+
+
+def mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+async def test_only_memory_of_engines_is_taken_away(marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Path("/dev/shm", f"other_{marker}")
+    monkeypatch.setenv("STUBBORN_MEMORY", str(memory))
+    async with tree(marker, "memory") as engine:
+        engine.process.record()
+    await asyncio.to_thread(memory.unlink)  # it is there
 
 
 async def test_a_sweep_touches_nobody_else(marker: str) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 
 from kvmigrate import split
 from kvmigrate.fingerprint import NO_FINGERPRINT
+from kvmigrate.link import Role
 from kvmigrate.link import messages as m
+from kvmigrate.planner import MIN_RATE_BYTES
 from kvmigrate.pool import BlockPool
 from kvmigrate.pull_types import PullResult, Reason
 from node.flights import Flights
@@ -220,6 +223,16 @@ async def test_forced_onto_another_node_the_blocks_are_pulled_before_the_engine_
     assert metrics.pulled_blocks._value.get() == pulled
     assert metrics.actual._value.get() == pulled * kv.BLOCK_TOKENS  # the engine found them: they came first
     assert b.node.vector().rates.get("a", 0) >= 0
+
+
+async def test_the_vector_tells_how_fast_the_engine_copies_and_every_rank_copies_its_part(pair: Pair) -> None:
+    a = await pair.add("a")
+    assert a.node.kv.hello is not None and a.node.vector().copy_rate == 0
+    a.node.kv.hello = replace(a.node.kv.hello, ranks=2)
+    pair.connectors["a"].send(m.Loaded("r", 1, MIN_RATE_BYTES, 0.5), Role.WORKER)
+    await until(lambda: a.node.vector().copy_rate == 4 * MIN_RATE_BYTES)
+    state = json.loads((await ask(a.port, "GET", "/gossip/state", (), b"")).body)
+    assert state["kv"]["copy_bytes_s"] == 4 * MIN_RATE_BYTES
 
 
 async def test_requests_that_share_a_pull_count_it_once(pair: Pair) -> None:

@@ -40,6 +40,7 @@ VECTORS = st.builds(
     e2e_p95_ms=REAL,
     rtts=st.dictionaries(NAMES, REAL, max_size=4),
     rates=st.dictionaries(NAMES, REAL, max_size=4),
+    copy_rate=REAL,
 )
 
 

@@ -54,6 +54,7 @@ def drawn_node(rng: random.Random, number: int) -> Candidate:
         e2e_p50_ms=some(rng.uniform(100, 20_000)),
         rtts={f"n{rng.randrange(9)}": 2.0},
         rates={f"n{rng.randrange(9)}": rng.uniform(1e8, 2e10)},
+        copy_rate=some(rng.choice([1e8, 4e9, 4e10])),
         samples=rng.choice([0.0, 3.0, 100.0]),
     )
 

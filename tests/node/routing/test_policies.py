@@ -247,7 +247,7 @@ def test_the_rule_is_the_planners(tokens: int, token_bytes: int, rtt_ms: float, 
         fixed_s=(model.lookup_ms + rtt_ms + model.step_ms) / 1000,
     )
     verdict = planner.decide(costs, tokens)
-    pull_ms = model.pull_ms(tokens, token_bytes, rtt_ms, net)
+    pull_ms = model.pull_ms(tokens, token_bytes, rtt_ms, net, 0.0)
     assert pull_ms == pytest.approx(verdict.migrate_s * 1000)
     recompute_ms = tokens / prefill * 1000
     if abs(pull_ms - model.margin * recompute_ms) > 1e-6 * recompute_ms:
@@ -302,6 +302,12 @@ def test_only_what_the_target_lacks_is_pulled() -> None:
 def test_the_learnt_rate_and_round_trip_between_target_and_source_count() -> None:
     target = node("a", prefill_tps=100.0, rates={"b": 8e6}, rtts={"b": 7.0})
     assert pulling(target, node("b")).pull_ms == pytest.approx(2 + 7 + 100 + 400 + 10)
+
+
+def test_what_the_targets_engine_takes_to_copy_blocks_counts_once_it_is_known() -> None:
+    target = node("a", prefill_tps=100.0, copy_rate=8e6)
+    assert pulling(target, node("b", copy_rate=1.0)).pull_ms == pytest.approx(2 + 1 + 800 + 100 + 10)
+    assert pulling(node("a", prefill_tps=100.0, copy_rate=1e6), node("b")).pull_ms == pytest.approx(1613)
 
 
 def test_a_pair_that_never_pulled_is_taken_to_be_as_fast_as_others_here_unless_it_is_far() -> None:

@@ -177,7 +177,7 @@ class PlainCost:
             if name != forced if forced is not None else way.worse(ways.values()):
                 continue
             recompute_ms = prefill.ms(held, way.tokens) - prefill.fixed_ms
-            memory_ms = way.tokens * info.kv_token_bytes / self.pull.memory * 1000
+            memory_ms = way.tokens * info.kv_token_bytes / (candidate.load.copy_rate or self.pull.memory) * 1000
             helpers, net_ms = shared(self.pull, way, ways, info.kv_token_bytes)
             pull_ms = self.pull.lookup_ms + way.rtt_ms + memory_ms + self.pull.step_ms + net_ms
             if forced is None and not self.pull.pays(pull_ms, recompute_ms):
