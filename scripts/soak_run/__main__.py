@@ -107,12 +107,14 @@ async def _watched(cluster: LocalCluster, session: aiohttp.ClientSession, second
     load = Load(cluster, session, MODEL, random.Random(seed))
     samples: list[Sample] = [await look(cluster, session)]
     until = time.monotonic() + seconds
-    asking = asyncio.create_task(load.run(CLIENTS, lambda: time.monotonic() >= until))
-    while not asking.done():
-        await asyncio.wait([asking], timeout=LOOK_EVERY_S)
-        samples.append(await look(cluster, session))
-        _say(f"{until - time.monotonic():6.0f} s left, {load.tally.requests} requests, {load.tally.pulls} with pulls")
-    await asking
+    async with asyncio.TaskGroup() as tasks:  # who is stopped stops them too, while the session is still open
+        asking = tasks.create_task(load.run(CLIENTS, lambda: time.monotonic() >= until))
+        while not asking.done():
+            await asyncio.wait([asking], timeout=LOOK_EVERY_S)
+            samples.append(await look(cluster, session))
+            _say(
+                f"{until - time.monotonic():6.0f} s left, {load.tally.requests} requests, {load.tally.pulls} with pulls"
+            )
     end = await _settled(cluster, session)
     figures = {name: [round(value, 1) for value in thirds(name, samples)] for name in sorted(samples[0])}
     tally = load.tally

@@ -24,6 +24,8 @@ FORCED = 0.4
 CUT = 0.05
 """Share of clients that leave after the first piece of their answer, or before it."""
 CUT_AFTER_S = (0.0, 1.0)
+AFTER_FAILURE_S = 0.1
+"""Pause of a client that was refused: some failures take no time at all, and it would do nothing but fail."""
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class Load:
             self.tally.cut += 1
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             self.tally.failures[str(error)[:120] or type(error).__name__] += 1
+            await asyncio.sleep(AFTER_FAILURE_S)
         else:
             self._note(document, steps, text, told)
 
