@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 #: Names that vLLM and Python's `multiprocessing` give: queues between processes, groups of ranks, semaphores.
-OURS: Final = re.compile(rb"/dev/shm/(?:psm_|vllm_dist_|sem\.mp-)[\w.-]+$", re.MULTILINE)
+LEFT_BEHIND: Final = re.compile(rb"/dev/shm/(?:psm_|vllm_dist_|sem\.mp-)[\w.-]+$", re.MULTILINE)
 
 
 def mapped_by(pids: Iterable[int]) -> set[bytes]:
@@ -22,7 +22,7 @@ def mapped_by(pids: Iterable[int]) -> set[bytes]:
     found: set[bytes] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
-            found.update(OURS.findall(Path("/proc", str(pid), "maps").read_bytes()))
+            found.update(LEFT_BEHIND.findall(Path("/proc", str(pid), "maps").read_bytes()))
     return found
 
 

@@ -242,7 +242,7 @@ class EngineSupervisor:
         if state is EngineState.READY:
             self._say("")
             if self._process:
-                self._process.record()
+                self._keep(asyncio.to_thread(self._process.record))  # it reads long files, and others are being served
             self._tell(EngineReady(self.models, self.version, self.kv_tokens))
         else:
             self._tell(EngineDown(state, reason))
