@@ -144,6 +144,13 @@ class SegmentedLru:
         segment = self._protected if key in self._protected else self._probation
         segment.move_to_end(key)
 
+    def give_way(self, key: bytes) -> None:
+        """Make a known key the next victim. Its uses stay counted: whoever comes back for it protects it again."""
+        if key in self._protected:
+            del self._protected[key]
+            self._probation[key] = None
+        self._probation.move_to_end(key, last=False)
+
     def victim(self, kept: Container[bytes]) -> bytes | None:
         """Return the key to give up next, passing over those in `kept`; None when there is no other."""
         return next((key for key in self if key not in kept), None)

@@ -212,6 +212,11 @@ class BlockPool:
         with self._lock:
             self._table.touch(hashes, use=use)
 
+    def give_way(self, hashes: Sequence[bytes]) -> None:
+        """Evict the blocks of a chain (those that are here) before any other, unless somebody uses them again."""
+        with self._lock:
+            self._table.give_way(hashes)
+
     def lease(self, block_hash: bytes, rank: int, until: float, peer: str = "node") -> Lease | None:
         """Hold a block until `until` (monotonic seconds, capped). None: not here, or the peer's quota is used up."""
         with self._lock:

@@ -5,6 +5,10 @@ Rules
    all of a connection's end with it. What a peer has pinned is bounded in bytes; what is being sent by the turns.
 2. A FETCH waits a short time for its turn and is then told BUSY: each transfer can fill a link by itself.
 3. What was asked for and is not here ends that request with MISS or fewer places: the puller asks no further.
+4. What a peer took for a request of its own (LOOKUP) is evicted first here, until somebody comes back for it: the
+   conversation goes on there, and two copies of it would drive the only one of another out of the cluster (singlets
+   before duplicates: Dahlin, Wang, Anderson and Patterson, "Cooperative Caching", OSDI 1994). Copies of what is hot
+   (FIND) are meant to be two.
 """
 
 from __future__ import annotations
@@ -63,7 +67,9 @@ class Serving:
         self._count = count
         self._on_lookup = on_lookup
         self._clock = clock
-        self._pins: deque[list[Lease]] = deque()
+        #: Leases of each PIN, and the blocks that give way when it ends.
+        self._pins: deque[tuple[list[Lease], tuple[bytes, ...]]] = deque()
+        self._moving = False
 
     @property
     def pinning(self) -> bool:
@@ -84,7 +90,9 @@ class Serving:
             case messages.Unpin():
                 if not self._pins:
                     raise RemoteError("transfer: nothing is pinned")
-                self._release(self._pins.popleft())
+                leases, moved = self._pins.popleft()
+                self._release(leases)
+                self._pool.give_way(moved)
             case messages.Corrupt():
                 self._check(request.keys)
             case _:
@@ -93,7 +101,8 @@ class Serving:
     def close(self) -> None:
         """End what the peer still holds."""
         while self._pins:
-            self._release(self._pins.popleft())
+            leases, _ = self._pins.popleft()
+            self._release(leases)
 
     def _look_up(self, request: messages.Lookup | messages.Find) -> messages.Message:
         began = self._clock()
@@ -117,8 +126,9 @@ class Serving:
         except KvError as error:
             return messages.Error("resolve", str(error)[: messages.MAX_TEXT])
         hashes = list(found)[: messages.MAX_ENTRIES // request.ranks]
-        counts = isinstance(request, messages.Lookup)  # a copy of what is hot makes nothing hotter
-        by_rank = [self._pool.lookup(hashes, rank, use=counts and rank == 0) for rank in range(request.ranks)]
+        self._moving = isinstance(request, messages.Lookup)
+        # A copy of what is hot makes nothing hotter.
+        by_rank = [self._pool.lookup(hashes, rank, use=self._moving and rank == 0) for rank in range(request.ranks)]
         blocks = [block for shards in zip(*by_rank, strict=False) for block in shards]
         entries = tuple(messages.Entry(b.block_hash, b.rank, b.nbytes, b.digest) for b in blocks)
         return messages.Manifest(self._pool.path.name, header.instance, entries)
@@ -151,6 +161,7 @@ class Serving:
                     sent += 1
                 else:
                     if leases:
+                        self._pool.give_way(self._moved(keys[sent - len(leases) : sent]))
                         continue
             finally:
                 self._release(leases)
@@ -176,7 +187,7 @@ class Serving:
         if missed is not None and self._pool.lookup([missed.block_hash], missed.rank, use=False):
             self._release(leases)
             return self._busy()  # it is here, and the peer's quota is used up: fewer places would say that it is gone
-        self._pins.append(leases)
+        self._pins.append((leases, self._moved(keys[: len(leases)])))
         if len(leases) < len(keys):
             self._count("misses", 1)
         self._count("pinned_blocks", len(leases))
@@ -197,6 +208,10 @@ class Serving:
                 break
             leases.append(lease)
         return leases
+
+    def _moved(self, keys: Sequence[messages.Key]) -> tuple[bytes, ...]:
+        """Those of these blocks that are the peer's from now on."""
+        return tuple(key.block_hash for key in keys) if self._moving else ()
 
     def _release(self, leases: Sequence[Lease]) -> None:
         for lease in leases:

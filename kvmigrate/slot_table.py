@@ -205,6 +205,12 @@ class SlotTable:
             if block_hash in self._groups:
                 step(block_hash)
 
+    def give_way(self, hashes: Sequence[bytes]) -> None:
+        """Make the blocks of a chain the next victims, its tail first."""
+        for block_hash in hashes:
+            if block_hash in self._groups:
+                self.lru.give_way(block_hash)
+
     def evict(self, block_hash: bytes) -> bool:
         """Drop a block on all ranks; False when it is not here."""
         if block_hash not in self._groups:

@@ -63,6 +63,21 @@ async def test_pulled_chains_are_evicted_from_their_end(
     await puller.close()
 
 
+@pytest.mark.parametrize("used_again", [False, True])
+async def test_what_a_peer_took_for_a_request_goes_first_unless_it_is_used_again(
+    used_again: bool, source: BlockPool, serve: Callable[..., TransferServer], puller: Puller
+) -> None:
+    only_here = chain(20, "b")
+    store(source, only_here)
+    assert (await puller.pull(at(serve(source)), range(20), 10)).blocks == 20
+    await until(lambda: source.stats().leases == 0)
+    if used_again:
+        source.touch(chain(20))
+    store(source, chain(34, "c"))  # ten more than there is room for
+    left = [sum(source.held(hashes)) for hashes in (chain(20), only_here)]
+    assert left == ([20, 10] if used_again else [10, 20])
+
+
 async def test_with_several_ranks_all_shards_come(pools: Pools, serve: Callable[..., TransferServer]) -> None:
     source, target = pools(32, ranks=2), pools(32, ranks=2)
     store(source, chain(6), ranks=2)

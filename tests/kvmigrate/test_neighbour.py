@@ -98,6 +98,18 @@ async def test_a_neighbours_blocks_do_not_go_over_the_connection(
     assert source.stats().leases == 0
 
 
+async def test_what_a_neighbour_took_for_a_request_goes_first(
+    source: BlockPool, target: BlockPool, server: TransferServer
+) -> None:
+    slots = source.header.geometry.slots
+    store(source, chain(slots - 20, "b"))
+    assert (await pull(target, at(server))).blocks == 20
+    server.close()
+    store(source, chain(12, "c"))
+    assert len(source.lookup(chain(20), use=False)) == 8
+    assert len(source.lookup(chain(slots - 20, "b"), use=False)) == slots - 20
+
+
 @pytest.mark.parametrize("why", ["switched off", "elsewhere", "another instance", "a link", "writable by others"])
 async def test_without_a_file_that_is_surely_the_sources_blocks_come_over_tcp(
     why: str, tmp_path: Path, source: BlockPool, target: BlockPool, server: TransferServer

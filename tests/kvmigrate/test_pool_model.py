@@ -90,6 +90,10 @@ class PoolMachine(RuleBasedStateMachine):
             assert [b.block_hash for b in found] == hashes[:expected]
             assert all(b.rank == rank for b in found)
 
+    @rule(n=HASHES, length=st.integers(1, 6))
+    def give_way(self, n: int, length: int) -> None:
+        self.pool.give_way([block_hash(n + i) for i in range(length)])
+
     @rule(target=leases, n=HASHES, rank=st.integers(0, 1), seconds=st.integers(1, 50))
     def lease(self, n: int, rank: int, seconds: int) -> tuple[Lease | None, bytes, int]:
         lease = self.pool.lease(block_hash(n), rank, self.clock.now + seconds, "peer")

@@ -112,6 +112,15 @@ async def test_what_is_here_of_a_prefix_is_not_what_makes_place_for_its_rest(lab
     assert sum(bool(lab.here([block])) for block in younger) == BLOCKS - 14
 
 
+async def test_what_was_copied_for_being_hot_stays_at_its_source(lab: Lab) -> None:
+    offered = lab.offered("hot", 4)
+    store(lab.source, chain(4 * BLOCKS - 4, "cold"))
+    lab.source.touch(offered.hashes)
+    assert (await lab.puller.take(lab.address, [offered], 1, 10)).blocks == 4
+    store(lab.source, chain(8, "more"))
+    assert len(lab.source.lookup(offered.hashes, use=False)) == 4
+
+
 async def test_one_copy_at_a_time(lab: Lab) -> None:
     lab.puller._warming.add(None)  # type: ignore[arg-type]
     assert (await lab.puller.take(lab.address, [lab.offered("a", 1)], 0, 10)).reason is Reason.BUSY
@@ -163,7 +172,7 @@ def test_room_is_what_is_free_and_what_nobody_came_back_for(pools: Pools) -> Non
     assert pool.room() == Room(0, 0)
 
 
-@given(st.lists(st.tuples(st.sampled_from(("add", "use", "remove")), st.integers(0, 9)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(("add", "use", "remove", "give_way")), st.integers(0, 9)), max_size=60))
 def test_what_is_unproven_is_what_goes_first(steps: list[tuple[str, int]]) -> None:
     lru = SegmentedLru(8)
     for what, number in steps:
@@ -171,6 +180,7 @@ def test_what_is_unproven_is_what_goes_first(steps: list[tuple[str, int]]) -> No
         if what == "add" and key not in lru:
             lru.add(key)
         elif what != "add" and key in lru:
-            (lru.use if what == "use" else lru.remove)(key)
+            getattr(lru, what)(key)
+        assert what != "give_way" or key not in lru or lru.victim(()) == key
         order = list(lru)
         assert [lru.is_unproven(key) for key in order] == [True] * lru.unproven + [False] * lru.protected
