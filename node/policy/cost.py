@@ -7,7 +7,7 @@
     pull    = fetching the prefix that a source has and the candidate lacks, where that pays (`node.policy.best_pull`)
     prefill = computing the tokens neither held nor pulled, by their number and what lies before them (`node.prefill`)
     decode  = DECODE_SHARE * output tokens * gap + ACTIVE_SHARE * active requests * gap
-    barrier = BARRIER_MS * k / (1 - k), k = KV use
+    barrier = BARRIER_SHARE * request time * k / (1 - k), k = KV use
     burden  = (1 + line * crowd) * (again + reuse * (again + copied))
     again   = prefill - what it would be with the longest prefix of all nodes
     copied  = prefill without the pull - prefill
@@ -93,7 +93,8 @@ class CostConfig:
     decode_share: float = 0.25
     #: Gaps by which each active request delays ours.
     active_share: float = 2.0
-    barrier_ms: float = 150.0
+    #: Share of a request's time that a half full cache costs: who waits for room waits for others to end.
+    barrier_share: float = 0.03
     #: KV use is cut off here, so that the barrier stays finite.
     barrier_top: float = 0.98
 
@@ -232,7 +233,7 @@ class Cost:
         prefill_ms = prefill.ms(cached, question.prompt_tokens - cached)
         decode_ms = gap_ms * (config.decode_share * question.output_tokens + config.active_share * active)
         use = min(config.barrier_top, load.kv_use)
-        barrier_ms = config.barrier_ms * use / (1 - use)
+        barrier_ms = config.barrier_share * request_ms * use / (1 - use)
         again_ms = copied_ms = 0.0
         if most > cached:
             again_ms = prefill_ms - prefill.ms(most, question.prompt_tokens - most)

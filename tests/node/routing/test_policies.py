@@ -203,10 +203,12 @@ def test_own_sends_that_a_vector_does_not_show_stand_in_the_line() -> None:
     assert sent.burden_ms == pytest.approx(7 * alone)
 
 
-def test_the_barrier_grows_near_a_full_cache() -> None:
-    assert terms(Cost(), node("b", kv_use=0.5)).barrier_ms == pytest.approx(150.0)
-    assert terms(Cost(), node("b", kv_use=0.9)).barrier_ms == pytest.approx(1350.0)
-    assert terms(Cost(), node("b", kv_use=1.0)).barrier_ms == pytest.approx(150 * 0.98 / 0.02)
+def test_the_barrier_grows_near_a_full_cache_and_with_the_time_of_a_request() -> None:
+    for seconds in (0.5, 20.0):
+        three_percent = 30 * seconds
+        for use, times in ((0.0, 0.0), (0.5, 1.0), (0.9, 9.0), (1.0, 49.0)):
+            cost = terms(Cost(), node("b", kv_use=use, e2e_p50_ms=1000 * seconds))
+            assert cost.barrier_ms == pytest.approx(three_percent * times)
 
 
 def test_a_prompt_that_has_no_room_waits_until_enough_of_those_who_run_are_done() -> None:

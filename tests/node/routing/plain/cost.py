@@ -117,7 +117,7 @@ class PlainCost:
         hop_ms = candidate.hop_ms
         prefill_ms = prefill.ms(cached, max(0, question.prompt_tokens - cached))
         decode_ms = gap_ms * (self.config.decode_share * question.output_tokens + self.config.active_share * active)
-        barrier_ms = self._barrier(candidate, question)
+        barrier_ms = self._barrier(candidate, request_ms)
         best = max([cached, *question.matched_tokens.values()])
         spared_ms = prefill_ms - prefill.ms(best, max(0, question.prompt_tokens - best))
         again_ms = spared_ms if best > cached else 0.0
@@ -142,9 +142,9 @@ class PlainCost:
             helpers=pull.helpers,
         )
 
-    def _barrier(self, candidate: Candidate, question: Question) -> float:
+    def _barrier(self, candidate: Candidate, request_ms: float) -> float:
         use = min(self.config.barrier_top, candidate.load.kv_use)
-        return self.config.barrier_ms * use / (1 - use)
+        return self.config.barrier_share * request_ms * use / (1 - use)
 
     def _lacking(self, candidate: Candidate, question: Question) -> float:
         """Share of the KV in use that must be given back before the prompt has room."""
