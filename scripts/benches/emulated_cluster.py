@@ -108,8 +108,12 @@ async def nodes_before(engines: Engines, sizes: Sizes) -> AsyncIterator[Nodes]:
             await cluster.start_all()
             async with aiohttp.ClientSession() as session:
                 await cluster.wait_ready(session, limit_s=READY_LIMIT_S)
-            nodes = cluster.nodes.values()
-            yield Nodes([node.url for node in nodes], [node.process.pid for node in nodes if node.process is not None])
+                nodes = cluster.nodes.values()
+                urls = [node.url for node in nodes]
+                if sizes.pool_blocks:
+                    async with asyncio.timeout(READY_LIMIT_S):
+                        await asyncio.gather(*(_exchanges(session, url, len(urls)) for url in urls))
+            yield Nodes(urls, [node.process.pid for node in nodes if node.process is not None])
         finally:
             await cluster.stop_all()
 
@@ -156,6 +160,19 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> None:
                     return
         except aiohttp.ClientError:
             pass
+        await asyncio.sleep(POLL_S)
+
+
+async def _exchanges(session: aiohttp.ClientSession, url: str, nodes: int) -> None:
+    """Until this node knows all nodes' fingerprints: before, it can pull from nobody and does not know what they hold.
+
+    The engines' links connect some time after the nodes are ready, which take requests without.
+    """
+    while True:
+        async with session.get(f"{url}/gossip/state") as answer:
+            members = (await answer.json())["members"]
+        if sum(bool(member["fingerprints"].get(MODEL)) for member in members) == nodes:
+            return
         await asyncio.sleep(POLL_S)
 
 

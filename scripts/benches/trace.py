@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", help=f"{', '.join(SCALES)}, or a file in the form of the first (default: all)")
     parser.add_argument("--nodes", type=int, help=f"engines, and nodes of ours (default {NODES}; quick {QUICK_NODES})")
     parser.add_argument("--loads", help=f"percent of what the engines can take (default {','.join(map(str, LOADS))})")
-    parser.add_argument("--seconds", type=float, help="of arrivals for each contestant and load (default 60; quick 8)")
+    parser.add_argument(
+        "--seconds", type=float, help="of arrivals for each contestant and load (default: 60, claude_code 120; quick 8)"
+    )
     parser.add_argument("--slower", type=float, default=1.0, help="times: for a machine that does other things as well")
     names = [*OWN, *ROUTERS]
     parser.add_argument("--records", type=Path, metavar="FILE", help="append what became of each request, JSON lines")
