@@ -69,6 +69,7 @@ class Serving:
         self._clock = clock
         #: Leases of each PIN, and the blocks that give way when it ends.
         self._pins: deque[tuple[list[Lease], tuple[bytes, ...]]] = deque()
+        #: Whether the last look-up was for a request of the peer's own: then what it takes moves.
         self._moving = False
 
     @property

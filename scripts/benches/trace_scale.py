@@ -52,7 +52,7 @@ class Scale:
 
 
 #: Traces by name. Caches are as small beside what passes through them as 1M tokens a node are beside the whole trace.
-#: Of claude_code twice as much is sent: in 600 s of it the 99th percentile are six cold prompts, which hardly differ.
+#: Of claude_code twice as much is sent: in 600 s of it six requests are the 99th percentile, most of them cold prompts.
 SCALES = {
     "conversation": Scale(start=600, seconds=720, share=1 / 3, coarse=8, kv_tokens=1 << 18, longest=126_000, real_s=60),
     "claude_code": Scale(
